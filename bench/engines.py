@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.ground import HEADERS, MESSAGE_BYTES
 from blackbox.embedded import EmbeddedStack
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 
 ENGINES = ("spark", "process")
 TARGET_PARTITIONS = 4

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 from bench.ground import HEADERS, MESSAGE_BYTES, TARGET, Ground, Stopwatch
 from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.keys import Keys
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.entry import Entry, encode
 from blackbox.records.request import member
 

@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.engines import LONGEST_S, Field, wait
 from bench.report import markdown, say
 from blackbox.embedded import EmbeddedStack
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 
 PER_S = 200
 CALM_S = LONGEST_S + 2

@@ -15,10 +15,10 @@ from blackbox.core.triage import Triage
 from blackbox.formats import Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
-from blackbox.journal.writer import Writer
+from blackbox.journal.shard_writer import ShardWriter
+from blackbox.journal.target_topics import TargetTopics
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:
@@ -28,30 +28,30 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     journal = ShardJournal(ground.shard, kafka)
     index = ShardIndex(ground.shard, pool(ground.stack.redis_url), grace_s=604_800)
     index.begin(Positions(0, journal.receipt_bounds().end))
-    contract = make_format("countdown", Options(max_countdown_s=86_400, own_topics=lambda _: False))
-    intake = Intake(contract, index, None)
+    format = make_format("countdown", Options(max_countdown_s=86_400, own_topics=lambda _: False))
+    intake = Intake(format, index, None)
     end = journal.request_bounds().end
     watch = Stopwatch()
     batches = journal.requests(0, end)
-    ahead = [parse(contract, next(batches), _now_ms(), None)]
+    ahead = [parse(format, next(batches), _now_ms(), None)]
 
     def read_ahead() -> None:  # as in the service: parse the next while Redis is busy
-        ahead.extend(parse(contract, batch, _now_ms(), None) for batch in islice(batches, 1))
+        ahead.extend(parse(format, batch, _now_ms(), None) for batch in islice(batches, 1))
 
     while ahead:
         intake.store(ahead.pop(), _now_ms(), read_ahead)
     intake_s = watch.read_s()
     journal.close()
 
-    writer = Writer(ground.shard, kafka, exactly_once=exactly_once)
+    writer = ShardWriter(ground.shard, kafka, exactly_once=exactly_once)
     writer.open()
     triage = Triage(
         shard=ground.shard,
-        targets=Targets(kafka),
+        targets=TargetTopics(kafka),
         journal=journal,
         reread=intake.reread,
         dead_letter_topic="blackbox.dead-letters",
-        follow_ups=FollowUps(ground.shard, contract, journal),
+        follow_ups=FollowUps(ground.shard, format, journal),
     )
     dispatch = Dispatch(index, writer, triage, batch)
     watch = Stopwatch()

@@ -73,7 +73,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
         logger.warning("HTTP on %s: %s", ", ".join(settings.hosts), CLOSED)
     interpreter.tune()
     metrics = Metrics()
-    start = _Start(settings, stop)
+    start = _EngineStart(settings, stop)
     engine = make_engine(settings, metrics, only, start.fail)
     admin = Admin(settings)
     app = make_app(engine, metrics, admin, settings)
@@ -98,7 +98,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     return has_ended
 
 
-class _Start:
+class _EngineStart:
     """Starts the engine in a thread of its own, for as long as it takes.
 
     The caller's thread stays free, so that a signal is noticed while a client waits for a server.
@@ -161,7 +161,9 @@ class _Start:
                 return
             engine.start()
             self._started = engine
-        topics = ", ".join(f"{topic}:{form}" for topic, form in self._settings.topics.items())
+        topics = ", ".join(
+            f"{topic}:{format_name}" for topic, format_name in self._settings.topics.items()
+        )
         settings = self._settings
         logger.info(
             "started: %s engine, %s, %s, group %s",

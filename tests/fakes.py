@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import fakeredis
 import redis
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.formats import Format
 from blackbox.formats.terms import RefusedError
@@ -35,7 +35,7 @@ def record(offset: int, value: bytes | None = b"{}", timestamp_ms: int = 0) -> R
 
 
 class FakeFormat(Format):
-    """A contract whose parsed values are given by the record's offset."""
+    """A format whose parsed values are given by the record's offset."""
 
     def __init__(self, parsed: Mapping[int, Request | Cancel | Invalid] | None = None) -> None:
         self.parsed = dict(parsed or {})
@@ -64,7 +64,7 @@ class FakeJournal:
     unreadable: set[int] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     interlopers: list[Receipt] = field(default_factory=list)
-    contract: FakeFormat = field(default_factory=FakeFormat)
+    format: FakeFormat = field(default_factory=FakeFormat)
     topic_id: str = "topic"
     read_before: int = 0
 
@@ -91,7 +91,7 @@ class FakeJournal:
             if value is not None:
                 yield offset, decode(value)
 
-    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
+    def requests(self, start: int, end: int, ended: OffsetSet | None = None) -> Iterator[Batch]:
         self.calls.append(f"requests {start} to {end}")
         if start < min(self.first_request, end):
             raise JournalLost("out of range")

@@ -1,4 +1,4 @@
-"""Hostile callers: records that are plain, odd, mutated or noise, in each contract of a request topic."""
+"""Hostile callers: records that are plain, odd, mutated or noise, in each format of a request topic."""
 
 from __future__ import annotations
 

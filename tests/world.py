@@ -227,7 +227,7 @@ class World:
         self.redis = redis
         self.folder = folder
         self.requests = f"{self.name}.TB"
-        self.contract = "countdown"
+        self.format_name = "countdown"
         self.targets = [f"{self.name}.orders", f"{self.name}.billing"]
         self.dead_letters = f"{self.name}.dead"
         self.kept: dict[str, str] = {}
@@ -284,7 +284,7 @@ class World:
             "kafka_bootstrap_servers": self.kafka.bootstrap_servers,
             "kafka_config": config,
             "redis_url": self.redis.url,
-            "request_topics": f"{self.requests}:{self.contract}",
+            "request_topics": f"{self.requests}:{self.format_name}",
             "dead_letter_topic": self.dead_letters,
             "group_id": self.name,
             "engine": self.engine,
@@ -296,7 +296,7 @@ class World:
         return load(
             kafka_bootstrap_servers=self.kafka.bootstrap_servers,
             redis_url=self.redis.url,
-            request_topics=f"{self.requests}:{self.contract}",
+            request_topics=f"{self.requests}:{self.format_name}",
             dead_letter_topic=self.dead_letters,
             group_id=self.name,
             **more,

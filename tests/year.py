@@ -29,13 +29,14 @@ from blackbox.engine.promoter import Promoter
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
-from blackbox.journal.topics import OwnTopics, receipts_topic
+from blackbox.journal.shard_writer import ShardWriter
+from blackbox.journal.target_topics import TargetTopics
+from blackbox.journal.topics import receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.journal.writer import Writer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Headers, Shard
 from tests.world import World, each_of, read_all, until
@@ -108,7 +109,7 @@ class Year:
         index = ShardIndex(shard, connections, grace_s=self.settings.grace_s)
         journal = ShardJournal(shard, self.access)
         uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
-        writer = Writer(shard, self.access, exactly_once=True)
+        writer = ShardWriter(shard, self.access, exactly_once=True)
         intake = Intake(formats(self.settings)[shard.topic], index, self.settings.horizon_ms)
         try:
             recovered = Recovery(
@@ -124,7 +125,7 @@ class Year:
             ).open()
             triage = Triage(
                 shard=shard,
-                targets=Targets(self.access),
+                targets=TargetTopics(self.access),
                 journal=journal,
                 reread=intake.reread,
                 dead_letter_topic=self.world.dead_letters,
@@ -140,7 +141,12 @@ class Year:
             connections.disconnect()
 
     def _look_after(
-        self, shard: Shard, index: ShardIndex, writer: Writer, recovered: Recovered, now_ms: int
+        self,
+        shard: Shard,
+        index: ShardIndex,
+        writer: ShardWriter,
+        recovered: Recovered,
+        now_ms: int,
     ) -> None:
         """What is done beside delivering: nothing."""
 
@@ -235,7 +241,12 @@ class PastYear(Year):
         return self.live(now_ms)
 
     def _look_after(
-        self, shard: Shard, index: ShardIndex, writer: Writer, recovered: Recovered, now_ms: int
+        self,
+        shard: Shard,
+        index: ShardIndex,
+        writer: ShardWriter,
+        recovered: Recovered,
+        now_ms: int,
     ) -> None:
         """As the caretaker does, without its pauses."""
         topic_id = recovered.binding.topic_id

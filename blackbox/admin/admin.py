@@ -12,13 +12,13 @@ from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Resche
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.lookup import StatusLookup, wait_until
 from blackbox.admin.pending import Cursor, Found, PendingFilter, page
-from blackbox.admin.writing import RefusedValue, Writer
+from blackbox.admin.request_topics_writer import RefusedValue, RequestTopicsWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
-from blackbox.core.status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import ShardStats
-from blackbox.index.server import RedisServer, Room
-from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
+from blackbox.index.redis_servers import RedisServers, Room
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
 from blackbox.records.request import Shard, locate, placed
 
 LOOKED_FOR_S = 1.0
@@ -52,16 +52,16 @@ class Admin:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._writer = Writer(settings)
+        self._writer = RequestTopicsWriter(settings)
         self._shared = shared(settings)
-        self._redis = RedisServer(settings.redis_url.get_secret_value())
+        self._redis = RedisServers(settings.redis_url.get_secret_value())
         self._has_room = Room(self._redis)
         self._lock = Lock()
         self._closing_letters = Lock()
         """Not the writer's: this takes a second among many letters, and no request waits for it."""
         self._made: StatusLookup | None = None
 
-    def find(self, text: str) -> Fate | None:
+    def find(self, text: str) -> RequestStatus | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
 
         If a caller id is not found, waits up to a second for intake to read the latest requests, and may
@@ -70,8 +70,8 @@ class Admin:
         places = self._places(text, LOOKED_FOR_S)
         if not places:
             return None
-        fate = self._registry().fate(*places[0])
-        return None if fate.state == "unknown" else fate
+        status = self._registry().status(*places[0])
+        return None if status.state == "unknown" else status
 
     def page(
         self,

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blackbox.admin.lookup import StatusLookup, wait_until
-from blackbox.admin.writing import WRITE_FORMAT, Writer
-from blackbox.client.asking import RequestWriter
-from blackbox.client.request import cancel_value
+from blackbox.admin.request_topics_writer import WRITE_FORMAT, RequestTopicsWriter
+from blackbox.client.request_value import cancel_value
+from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import replacement_of
 from blackbox.config.settings import Settings
+from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
-from blackbox.core.status import Fate, LimitReached
+from blackbox.core.request_status import RequestStatus
 from blackbox.records.cancel import HEADER
 from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
 
@@ -46,8 +47,8 @@ class Cancelled:
     """
 
     outcome: Literal["cancelled", "too-late", "asked", "unknown", "undetermined"]
-    request: Fate | None
-    others: tuple[Fate, ...] = ()
+    request: RequestStatus | None
+    others: tuple[RequestStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Rescheduled:
     """The outcome of a reschedule, as of a cancel; rescheduled: `request` has replaced it, under a new id."""
 
     outcome: Literal["rescheduled", "too-late", "asked", "unknown", "undetermined"]
-    request: Fate | None
+    request: RequestStatus | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Changes:
 
     settings: Settings
     registry: StatusLookup
-    writer: Writer
+    writer: RequestTopicsWriter
 
     def cancel(self, places: Sequence[tuple[Shard, int]], text: str) -> Cancelled:
         """Cancel the requests at these places, which `text` names: an id, or a caller id."""
@@ -89,25 +90,25 @@ class Changes:
         return done
 
     def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
-        since, fate = self._look(place)
+        since, status = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while fate.state in WAITING and fate.reason is None:
-            shard, offset = _now_at(place, fate)
-            name = text if text == fate.caller_id else None
-            cancel = self._write_cancel(shard, offset, fate, name)
+        while status.state in WAITING and status.reason is None:
+            shard, offset = _now_at(place, status)
+            name = text if text == status.caller_id else None
+            cancel = self._write_cancel(shard, offset, status, name)
             if not self._wait_taken_in(shard, cancel, offset, deadline):
-                return Cancelled("asked", fate)
-            before, pending_at = fate, since
-            since, fate = self._look(place, before, since)
-            if fate.state == "ended":
-                return self._ended(fate, (shard, offset), pending_at, cancel, deadline)
-            if fate.carried == before.carried and fate.state in WAITING:
-                return Cancelled("asked", fate)
-        return Cancelled(_NOT_FOUND.get(fate.state, "too-late"), fate)
+                return Cancelled("asked", status)
+            before, pending_at = status, since
+            since, status = self._look(place, before, since)
+            if status.state == "ended":
+                return self._ended(status, (shard, offset), pending_at, cancel, deadline)
+            if status.carried == before.carried and status.state in WAITING:
+                return Cancelled("asked", status)
+        return Cancelled(_NOT_FOUND.get(status.state, "too-late"), status)
 
     def _ended(
         self,
-        fate: Fate,
+        status: RequestStatus,
         place: tuple[Shard, int],
         since: Positions | None,
         cancel: int,
@@ -115,78 +116,81 @@ class Changes:
     ) -> Cancelled:
         """The outcome for an ended request: cancelled, unless one that is not cancelled replaced it after `since`."""
         if since is not None and since.requests >= cancel:  # no record came before the cancel
-            return Cancelled("cancelled", fate)
-        (shard, offset), left = place, fate
+            return Cancelled("cancelled", status)
+        (shard, offset), left = place, status
         try:
             while left.state == "ended":
                 there = self.registry.replaced_by(shard, offset, since)
                 if there is None:
-                    return Cancelled("cancelled", fate)
+                    return Cancelled("cancelled", status)
                 if not self._wait_taken_in(shard, cancel, there, deadline):
-                    return Cancelled("asked", fate)
-                offset, left = there, self.registry.fate(shard, there, since)
+                    return Cancelled("asked", status)
+                offset, left = there, self.registry.status(shard, there, since)
         except LimitReached:
             detail = (
                 "whether it was cancelled or replaced could not be determined: it is too far back"
             )
-            return Cancelled("too-late", replace(fate, state="over", detail=detail))
-        return Cancelled("too-late", replace(fate, detail=f"replaced by {left.id}"))
+            return Cancelled("too-late", replace(status, state="over", detail=detail))
+        return Cancelled("too-late", replace(status, detail=f"replaced by {left.id}"))
 
     def _look(
-        self, place: tuple[Shard, int], before: Fate | None = None, since: Positions | None = None
-    ) -> tuple[Positions | None, Fate]:
-        """The fate of a request, and positions; if it is pending, its outcome will come after them.
+        self,
+        place: tuple[Shard, int],
+        before: RequestStatus | None = None,
+        since: Positions | None = None,
+    ) -> tuple[Positions | None, RequestStatus]:
+        """The status of a request, and positions; if it is pending, its outcome will come after them.
 
-        `before` is an earlier fate, found together with the positions `since`.
+        `before` is an earlier status, found together with the positions `since`.
         """
         positions = self.registry.inspector.positions(place[0])
         if before is not None and before.state == "pending":
             was_at = _now_at(place, before)
-            fate = self.registry.fate(*was_at, since)
+            status = self.registry.status(*was_at, since)
             if was_at != place:
-                fate = fate.for_request(*place)
+                status = status.for_request(*place)
         else:
-            fate = self.registry.fate(*place)
+            status = self.registry.status(*place)
         after = self.registry.inspector.positions(place[0])
         if positions is None or after is None:
-            return None, fate
+            return None, status
         # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
-        return Positions(*map(min, positions, after)), fate
+        return Positions(*map(min, positions, after)), status
 
     def _reschedule(
         self, place: tuple[Shard, int], countdown_s: float | None, at: str | int | None
     ) -> Rescheduled:
-        since, fate = self._look(place)
+        since, status = self._look(place)
         deadline = time.monotonic() + TAKEN_IN_WITHIN_S
-        while fate.state in WAITING and fate.reason is None:
-            shard, offset = _now_at(place, fate)
+        while status.state in WAITING and status.reason is None:
+            shard, offset = _now_at(place, status)
             new = self._write_replacement(shard, offset, countdown_s, at)
             is_taken_in = self._wait_taken_in(shard, new, new, deadline)
-            asked = self.registry.fate(shard, new)
+            asked = self.registry.status(shard, new)
             if not is_taken_in:
                 return Rescheduled("asked", asked)
             if asked.reason != Reason.TOO_LATE:
                 return Rescheduled("rescheduled", asked)
-            before = fate
-            since, fate = self._look(place, before, since)
-            if fate.carried == before.carried:
+            before = status
+            since, status = self._look(place, before, since)
+            if status.carried == before.carried:
                 break
-        return Rescheduled(_NOT_FOUND.get(fate.state, "too-late"), fate)
+        return Rescheduled(_NOT_FOUND.get(status.state, "too-late"), status)
 
     def _write_replacement(
         self, shard: Shard, offset: int, countdown_s: float | None, at: str | int | None
     ) -> int:
-        form = self.settings.topics[shard.topic]
-        if form != WRITE_FORMAT:
+        format_name = self.settings.topics[shard.topic]
+        if format_name != WRITE_FORMAT:
             raise ValueError(
-                f"{shard.topic} has the format {form}, which cannot be rescheduled here; write the "
+                f"{shard.topic} has the format {format_name}, which cannot be rescheduled here; write the "
                 "request to it again, with the same key or id"
             )
         record = self.registry.record(shard, offset)
         if record is None:
             raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
-        contract = self.registry.formats[shard.topic]
-        new = replacement_of(shard, record, contract, countdown_s=countdown_s, at=at)
+        format = self.registry.formats[shard.topic]
+        new = replacement_of(shard, record, format, countdown_s=countdown_s, at=at)
         asked = self.writer.check(shard.topic, new.value, new.headers)
         if isinstance(asked, Invalid):
             raise ValueError(f"{asked.reason}: {asked.detail}")
@@ -194,7 +198,9 @@ class Changes:
             shard.topic, lambda asker: asker.write_replacement(shard, new).place[1]
         )
 
-    def _write_cancel(self, shard: Shard, offset: int, fate: Fate, name: str | None) -> int:
+    def _write_cancel(
+        self, shard: Shard, offset: int, status: RequestStatus, name: str | None
+    ) -> int:
         """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.
 
         With `name` it also goes to the partition that the key maps to now. That differs from the
@@ -204,7 +210,7 @@ class Changes:
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []
         if shard.topic in self.settings.schedule_topics:  # compacted: a record needs its key
-            key = fate.caller_id
+            key = status.caller_id
         elif name is not None and self.settings.topics[shard.topic] == WRITE_FORMAT:
             key, value = name, cancel_value(name)
         else:
@@ -232,6 +238,6 @@ class Changes:
         return wait_until(is_taken_in, deadline)
 
 
-def _now_at(place: tuple[Shard, int], fate: Fate) -> tuple[Shard, int]:
+def _now_at(place: tuple[Shard, int], status: RequestStatus) -> tuple[Shard, int]:
     """Where the request is now: the record that carries it on, if there is one."""
-    return place if fate.carried is None else placed(fate.carried) or place
+    return place if status.carried is None else placed(status.carried) or place

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from blackbox.admin.lookup import StatusLookup
-from blackbox.journal.letterbox import Again, Letter, Letterbox
+from blackbox.journal.dead_letter_topic import Again, DeadLetterTopic, Letter
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
 from blackbox.records.request import Headers, Reason, Record, Request, placed
@@ -74,8 +74,8 @@ class DeadLetters:
         late = "just replayed or discarded by another caller"
         return ClosedLetters(done, left | {place: late for place in wanted if place not in done})
 
-    def _box(self) -> Letterbox:
-        return Letterbox(self.registry.access, self.topic, self.registry.formats)
+    def _box(self) -> DeadLetterTopic:
+        return DeadLetterTopic(self.registry.access, self.topic, self.registry.formats)
 
     def _again(self, letter: Letter) -> Again:
         """The record to write again. Raises ValueError for a letter that cannot be replayed."""

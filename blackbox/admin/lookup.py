@@ -1,4 +1,4 @@
-"""Look up the fate of a request: the index shows whether it is pending, the receipts its outcome."""
+"""Look up the status of a request: the index shows whether it is pending, the receipts its outcome."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ from threading import Lock
 from blackbox.admin.pending import as_pending
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
+from blackbox.core.journal_lookup import JournalLookup
+from blackbox.core.journal_search import LimitReached, LookupLimit
+from blackbox.core.own_record import OwnRecord, origin_of
 from blackbox.core.plan import Positions
-from blackbox.core.status import (
-    NO_REQUEST,
-    Fate,
-    Fates,
-    Limit,
-    LimitReached,
-    OwnRecord,
-    State,
-    origin_of,
-)
+from blackbox.core.request_status import NO_REQUEST, RequestStatus, State
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
@@ -40,7 +34,7 @@ DUE_TOGETHER = 100
 
 
 class StatusLookup:
-    """Looks up fates; call `count_partitions` first.
+    """Looks up statuses; call `count_partitions` first.
 
     Methods raise JournalLost or IndexLost when Kafka or Redis does not answer.
     """
@@ -115,10 +109,10 @@ class StatusLookup:
         found = [(shard, self.inspector.offset_of(shard, caller_id)) for shard in self.shards()]
         held = [(shard, offset) for shard, offset in found if offset is not None]
         if len(held) > 1:
-            held.sort(key=lambda one: (self._asked_ms(*one), one), reverse=True)
+            held.sort(key=lambda one: (self._written_ms(*one), one), reverse=True)
         return held
 
-    def _asked_ms(self, shard: Shard, offset: int) -> int:
+    def _written_ms(self, shard: Shard, offset: int) -> int:
         """When the caller wrote the request, epoch ms; -1 when Kafka no longer has the record."""
         record = self.record(shard, offset)
         if record is not None and carried(record.headers):
@@ -131,10 +125,14 @@ class StatusLookup:
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.request_bounds().end
 
-    def fate(
-        self, shard: Shard, offset: int, since: Positions | None = None, limit: Limit | None = None
-    ) -> Fate:
-        """The fate of the request at this place.
+    def status(
+        self,
+        shard: Shard,
+        offset: int,
+        since: Positions | None = None,
+        limit: LookupLimit | None = None,
+    ) -> RequestStatus:
+        """The status of the request at this place.
 
         1. read the index first: a request that has left it already has its receipt;
         2. a request of the cold tier may have been promoted to another record, which may be in the index;
@@ -142,102 +140,111 @@ class StatusLookup:
         4. read the records that promotion wrote. They come first if the request's own record is gone.
 
         `since`: positions read before a moment at which the request was pending; its outcome comes
-        after them. Reads up to the `limit`; the fate says when that was not enough.
+        after them. Reads up to the `limit`; the status says when that was not enough.
         """
         if shard.partition >= self._partitions.get(shard.topic, 0):
-            return Fate(request_id(shard, offset), shard.source(offset), "unknown")
-        limit = limit or Limit()
+            return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
+        limit = limit or LookupLimit()
         pending = self.inspector.look_up(shard, offset)  # 1
         standing = self.inspector.standing(shard, 0)
         with closing(ShardJournal(shard, self.access)) as journal:
-            fates = self._fates(shard, journal, limit)
-            asked = fates.asked(offset)
-            known = asked.fate
+            lookup = self._journal_lookup(shard, journal, limit)
+            own = lookup.own_record(offset)
+            known = own.status
             if pending is not None:
                 return replace(as_pending(known, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
-                is_ended = self.inspector.is_ended(shard, asked.origin)
+                is_ended = self.inspector.is_ended(shard, own.origin)
                 return replace(known, state="ended" if is_ended else "pending", is_cold=True)
             bounds = journal.request_bounds()
             if known.state == "unknown" and offset >= bounds.end:
                 return known
             _wait_for(journal, standing.positions)
-            behind = _search_from(since, standing.positions)
+            search_from = _search_from(since, standing.positions)
             is_read = standing.positions is not None and offset < standing.positions.requests
             is_gone = known.state == "unknown" and offset < bounds.start
             has_cold_tier = standing.has_cold_tier or bool(self._settings.hot_horizon_s)
             may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)
             try:
-                found = self._search(fates, asked, behind, is_gone, may_be_carried)
+                found = self._search(lookup, own, search_from, is_gone, may_be_carried)
             except LimitReached:
                 if known.state in NO_REQUEST:
                     return known
                 return _not_found(known, limit, is_over=is_read and not may_be_carried)
-        if isinstance(found, Fate):
+        if isinstance(found, RequestStatus):
             return found
         if found is not None:
-            return self.fate(shard, found, limit=limit).for_request(shard, offset)
+            return self.status(shard, found, limit=limit).for_request(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
 
     def _search(
-        self, fates: Fates, asked: OwnRecord, behind: Positions, is_gone: bool, may_be_carried: bool
-    ) -> Fate | int | None:
-        """Steps 2 to 4 of `fate`: the fate, or the record that carries the request. Raises LimitReached."""
+        self,
+        lookup: JournalLookup,
+        own: OwnRecord,
+        search_from: Positions,
+        is_gone: bool,
+        may_be_carried: bool,
+    ) -> RequestStatus | int | None:
+        """Steps 2 to 4 of `status`: the status, or the record that carries the request. Raises LimitReached."""
         horizon_ms = self._settings.hot_horizon_s * 1000
         there = None
         if may_be_carried and is_gone:
-            there = fates.carried_to(asked, 0, behind.requests)
-        elif may_be_carried and self._was_cold(asked):  # 2
-            there = self._carried_to(fates, asked) or fates.carried_nearby(asked, horizon_ms)
+            there = lookup.carried_to(own, 0, search_from.requests)
+        elif may_be_carried and self._was_cold(own):  # 2
+            there = self._carried_to(lookup, own) or lookup.carried_nearby(own, horizon_ms)
         if there is not None:
             return there
-        outcome = fates.outcome(asked, behind.receipts)  # 3
+        outcome = lookup.outcome(own, search_from.receipts)  # 3
         if outcome is not None:
-            return fates.explained(outcome)
-        if asked.fate.state != "unread":
-            return asked.fate
+            return lookup.explained(outcome)
+        if own.status.state != "unread":
+            return own.status
         if not may_be_carried:
             return None
-        found = self._carried_to(fates, asked)  # 4
-        return found or fates.carried_to(asked, horizon_ms, behind.requests)
+        found = self._carried_to(lookup, own)  # 4
+        return found or lookup.carried_to(own, horizon_ms, search_from.requests)
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         """The offset of what replaced an ended request since; None: it was cancelled. Raises LimitReached."""
         with closing(ShardJournal(shard, self.access)) as journal:
-            fates = self._fates(shard, journal, Limit())
-            return fates.replaced_by(fates.asked(offset), 0 if since is None else since.requests)
+            lookup = self._journal_lookup(shard, journal, LookupLimit())
+            return lookup.replaced_by(
+                lookup.own_record(offset), 0 if since is None else since.requests
+            )
 
-    def _was_cold(self, asked: OwnRecord) -> bool:
+    def _was_cold(self, own: OwnRecord) -> bool:
         """Whether the request was cold when it was written, if the horizon has not changed since."""
-        due_ms, horizon_ms = asked.fate.due_ms, self._settings.hot_horizon_s * 1000
-        if due_ms is None or asked.fate.reason is not None:
+        due_ms, horizon_ms = own.status.due_ms, self._settings.hot_horizon_s * 1000
+        if due_ms is None or own.status.reason is not None:
             return False
-        return asked.written_ms is None or due_ms - asked.written_ms > horizon_ms
+        return own.written_ms is None or due_ms - own.written_ms > horizon_ms
 
-    def _carried_to(self, fates: Fates, asked: OwnRecord) -> int | None:
+    def _carried_to(self, lookup: JournalLookup, own: OwnRecord) -> int | None:
         """The record in the index that carries this request, by its caller id or its due time."""
-        caller_id, due_ms = asked.fate.caller_id, asked.fate.due_ms
+        caller_id, due_ms = own.status.caller_id, own.status.due_ms
         if caller_id is not None:
-            holder = self.inspector.offset_of(fates.shard, caller_id)
-            if holder is not None and holder > asked.offset:
-                record = fates.journal.record(holder)
-                if record is not None and origin_of(record) == asked.origin:
+            holder = self.inspector.offset_of(lookup.shard, caller_id)
+            if holder is not None and holder > own.offset:
+                record = lookup.journal.record(holder)
+                if record is not None and origin_of(record) == own.origin:
                     return holder
         if due_ms is None:
             return None
-        found = self.inspector.listed(fates.shard, due_ms, due_ms, asked.offset, DUE_TOGETHER)
+        found = self.inspector.listed(lookup.shard, due_ms, due_ms, own.offset, DUE_TOGETHER)
         for offset, pending in found:
-            if pending.entry is not None and pending.entry.origin == asked.origin:
+            if pending.entry is not None and pending.entry.origin == own.origin:
                 return offset
         return None
 
     def close(self) -> None:
         self.inspector.close()
 
-    def _fates(self, shard: Shard, journal: ShardJournal, limit: Limit) -> Fates:
+    def _journal_lookup(
+        self, shard: Shard, journal: ShardJournal, limit: LookupLimit
+    ) -> JournalLookup:
         has_receipts = shard.partition < self._partitions.get(receipts_topic(shard.topic), 0)
         now_ms = time.time_ns() // 1_000_000
-        return Fates(shard, journal, self.formats[shard.topic], now_ms, has_receipts, limit)
+        return JournalLookup(shard, journal, self.formats[shard.topic], now_ms, has_receipts, limit)
 
 
 def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
@@ -263,12 +270,12 @@ def _search_from(since: Positions | None, positions: Positions | None) -> Positi
     """The positions to search from: `since`, or the start if Redis has gone back in the meantime."""
     if since is None or positions is None:
         return Positions(0, 0)
-    is_behind = positions.requests >= since.requests and positions.receipts >= since.receipts
-    return since if is_behind else Positions(0, 0)
+    is_not_before = positions.requests >= since.requests and positions.receipts >= since.receipts
+    return since if is_not_before else Positions(0, 0)
 
 
-def _not_found(known: Fate, limit: Limit, *, is_over: bool) -> Fate:
-    """The fate when the limit was too small."""
+def _not_found(known: RequestStatus, limit: LookupLimit, *, is_over: bool) -> RequestStatus:
+    """The status when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (
         f"{what} was not found: a look-up reads a limited part of the journals, here {limit}; "

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from blackbox.core.parking import BAND_MS, LETTERS, band_of, parked_at
-from blackbox.core.status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
 
@@ -71,21 +71,21 @@ class Found(NamedTuple):
     place: Cursor
     pending: Pending
 
-    def fate(self) -> Fate:
+    def status(self) -> RequestStatus:
         (_, shard, offset), pending = self
         origin = None if pending.entry is None else pending.entry.origin
         id = request_id(shard, offset if origin is None else origin)
-        return as_pending(Fate(id, shard.source(offset), "pending"), pending)
+        return as_pending(RequestStatus(id, shard.source(offset), "pending"), pending)
 
 
-def as_pending(fate: Fate, pending: Pending) -> Fate:
-    """The fate of a pending request, with all that its entry in the index says."""
-    fate = replace(fate, state="pending", next_try_ms=pending.next_try_ms)
+def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
+    """The status of a pending request, with all that its entry in the index says."""
+    status = replace(status, state="pending", next_try_ms=pending.next_try_ms)
     entry = pending.entry
     if entry is None:
-        return fate
+        return status
     return replace(
-        fate,
+        status,
         caller=entry.caller,
         caller_id=entry.caller_id,
         target=entry.target or None,

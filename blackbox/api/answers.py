@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.admin.changes import Cancelled
 from blackbox.admin.pending import LAST_MS, Found
-from blackbox.core.status import Fate
-from blackbox.journal.letterbox import Letter
+from blackbox.core.request_status import RequestStatus
+from blackbox.journal.dead_letter_topic import Letter
 
 
 class Failure(BaseModel):
@@ -94,12 +94,12 @@ class RequestState(BaseModel):
     carried: str | None = None
 
     @classmethod
-    def of(cls, fate: Fate) -> RequestState:
-        return cls.model_validate(fate, from_attributes=True)
+    def of(cls, status: RequestStatus) -> RequestState:
+        return cls.model_validate(status, from_attributes=True)
 
     @classmethod
     def of_pending(cls, found: Found) -> RequestState:
-        return cls.of(found.fate())
+        return cls.of(found.status())
 
 
 class Page(BaseModel):

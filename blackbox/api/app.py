@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from blackbox.admin.admin import Admin
-from blackbox.api import letters, pages, requests, schedules, stats, targets
+from blackbox.api import dead_letters, pages, pausing, requests, schedules, stats
 from blackbox.api.access import Access
 from blackbox.api.door import Door, refused
 from blackbox.api.health import Health
@@ -69,8 +69,8 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     app.add_middleware(Door, access=access)
     app.include_router(requests.routes(admin, turns))
     app.include_router(stats.routes(admin, turns))
-    app.include_router(letters.routes(admin, access, turns))
-    app.include_router(targets.routes(admin, turns))
+    app.include_router(dead_letters.routes(admin, access, turns))
+    app.include_router(pausing.routes(admin, turns))
     app.include_router(schedules.routes(service, admin, turns, settings))
     app.include_router(pages.routes())
 

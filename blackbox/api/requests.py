@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.admin.pending import LAST_MS, Cursor, PendingFilter
-from blackbox.admin.writing import RefusedValue
+from blackbox.admin.request_topics_writer import RefusedValue
 from blackbox.api.answers import (
     CancelState,
     Failure,
@@ -203,10 +203,10 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
     )  # fmt: skip
     def find(id: str) -> RequestState:
         """Find the state of a request by its id, or by its caller's id while it is pending."""
-        fate = admin.find(id)
-        if fate is None:
+        status = admin.find(id)
+        if status is None:
             raise _unknown(id)
-        return RequestState.of(fate)
+        return RequestState.of(status)
 
 
 def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:

@@ -11,11 +11,12 @@ from typer.core import TyperGroup
 from blackbox.cli.audit import audit
 from blackbox.cli.change import cancel, reschedule
 from blackbox.cli.check import check
+from blackbox.cli.dead_letters import letters
 from blackbox.cli.demo import demo
-from blackbox.cli.failures import explained
+from blackbox.cli.error_exit import explained
 from blackbox.cli.ledger import ledger
-from blackbox.cli.letters import letters
 from blackbox.cli.load import load
+from blackbox.cli.pausing import pause, resume
 from blackbox.cli.pending import pending
 from blackbox.cli.promote import promote
 from blackbox.cli.rebind import rebind
@@ -23,7 +24,6 @@ from blackbox.cli.run import run
 from blackbox.cli.send import send
 from blackbox.cli.show import show
 from blackbox.cli.status import status
-from blackbox.cli.targets import pause, resume
 
 
 class PlainErrors(TyperGroup):

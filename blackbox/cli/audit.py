@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage, error_exit, no_topics_exit
+from blackbox.cli.error_exit import FAILED, BadUsage, error_exit, no_topics_exit
 from blackbox.cli.terminal import AsJson, as_json, load_silenced, printable, table
 from blackbox.config.settings import Settings
 

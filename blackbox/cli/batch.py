@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from blackbox.cli.failures import error_exit
+from blackbox.cli.error_exit import error_exit
 from blackbox.config.settings import Settings
 from blackbox.records.errors import RecoveryRequired
 from blackbox.spark import missing_packages
@@ -66,7 +66,7 @@ class Bar(Progress):
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; `doing` and the progress are shown on stderr."""
     need_spark()
-    from blackbox.spark.session import start_session
+    from blackbox.spark.spark_session import start_session
 
     with Bar() as bar:
         bar.show(f"{doing}: starting Spark")

@@ -10,7 +10,7 @@ import typer
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
-from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import (
     AsJson,
     At,

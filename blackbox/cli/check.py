@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 from rich.text import Text
 
-from blackbox.cli.failures import FAILED
+from blackbox.cli.error_exit import FAILED
 from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli import signals
-from blackbox.cli.failures import FAILED, INTERRUPTED, BadUsage
+from blackbox.cli.error_exit import FAILED, INTERRUPTED, BadUsage
 from blackbox.support import logs
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED, BadUsage
+from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import AsJson, as_json, load_silenced, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
@@ -106,7 +106,7 @@ def _as_json(done: Done) -> dict[str, Any]:
 
 
 def _print_tables(done: Done) -> None:
-    from blackbox.spark.journals import Journal
+    from blackbox.spark.journals import JournalKey
 
     tables = table(["table"], ["rows added", "rows", "days", "files", "bytes", "compacted"])
     for name, one in done.tables.items():
@@ -116,7 +116,7 @@ def _print_tables(done: Done) -> None:
     shards = table(["shard"], ["requests", "receipts", "gaps"])
     journals = done.manifest.journals
     for shard in sorted({journal.shard for journal in journals}):
-        both = [journals[j] for j in (Journal("requests", shard), Journal("outcomes", shard))]
+        both = [journals[j] for j in (JournalKey("requests", shard), JournalKey("outcomes", shard))]
         lost = sum(gap.end - gap.start for covered in both for gap in covered.gaps)
         spans = (f"{covered.start:,} to {covered.end:,}" for covered in both)
         shards.add_row(str(shard), *spans, f"{lost:,}" if lost else "-")

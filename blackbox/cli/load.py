@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from blackbox.cli.batch import Bar, need_spark, tasks_of
-from blackbox.cli.failures import REFUSED, BadUsage, error_exit
+from blackbox.cli.error_exit import REFUSED, BadUsage, error_exit
 from blackbox.cli.terminal import (
     AsJson,
     as_json,
@@ -23,8 +23,8 @@ from blackbox.cli.terminal import (
 )
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import largest_record
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.piece_writer import largest_record
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.errors import RecoveryRequired
 from blackbox.support import logs
@@ -107,7 +107,7 @@ def _judge_and_send(
     json: bool,
     bar: Bar,
 ) -> Loaded:
-    from blackbox.spark.session import start_session
+    from blackbox.spark.spark_session import start_session
 
     bar.show("starting Spark")
     with start_session(settings.spark_master, settings.spark_settings()) as session:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from blackbox.cli.batch import spark
-from blackbox.cli.failures import FAILED
+from blackbox.cli.error_exit import FAILED
 from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
 from blackbox.config.wiring import kafka
 from blackbox.support import logs

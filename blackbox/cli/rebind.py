@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.failures import BadUsage
+from blackbox.cli.error_exit import BadUsage
 from blackbox.cli.terminal import load_silenced
 from blackbox.rebind import Pending
 from blackbox.rebind import rebind as rebound

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from blackbox.cli import signals
-from blackbox.cli.failures import REFUSED, BadUsage, error_exit
+from blackbox.cli.error_exit import REFUSED, BadUsage, error_exit
 from blackbox.config.settings import Half, Settings, load
 from blackbox.embedded import EmbeddedError
 from blackbox.embedded.java import find_java
 from blackbox.spark import missing_packages
-from blackbox.spark.failures import in_one_line
+from blackbox.spark.job_failures import in_one_line
 from blackbox.support import logs
 
 SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")

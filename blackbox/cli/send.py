@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from blackbox.admin.writing import WRITE_FORMAT
-from blackbox.cli.failures import BadUsage
+from blackbox.admin.request_topics_writer import WRITE_FORMAT
+from blackbox.cli.error_exit import BadUsage
 from blackbox.cli.terminal import At, Countdown, chosen_topic, typed_instant
-from blackbox.client.asking import RequestWriter
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka
 from blackbox.formats import Options, make_format
@@ -99,8 +99,8 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
-    contract = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
+    format = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
     now_ms = time.time_ns() // 1_000_000
-    asked = contract.parse(Record(0, now_ms, None, value, []), now_ms)
+    asked = format.parse(Record(0, now_ms, None, value, []), now_ms)
     if isinstance(asked, Invalid):
         raise BadUsage(f"not sent, {asked.reason}: {asked.detail}")

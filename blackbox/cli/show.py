@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from blackbox.admin.lookup import StatusLookup
-from blackbox.cli.failures import FAILED, BadUsage, error_exit
+from blackbox.cli.error_exit import FAILED, BadUsage, error_exit
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced
-from blackbox.core.status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.records.request import MAX_OFFSET, Shard, locate, placed
 from blackbox.support.logs import printable
 
-NOT_TOLD = ("unknown", "over", "undetermined")
+NOT_FOUND = ("unknown", "over", "undetermined")
 _MEMBER = re.compile(r"[0-9a-f]{16}")
 
 
@@ -34,28 +34,28 @@ def show(
     settings = load_silenced()
     with closing(StatusLookup(settings)) as registry:
         registry.count_partitions()
-        fates = _fates(id, registry, list(settings.topics))
-    for fate in fates:
-        typer.echo(as_json(_as_json(fate)) if json else _as_text(fate))
-    if all(fate.state in NOT_TOLD for fate in fates):
-        if not fates:
+        statuses = _statuses(id, registry, list(settings.topics))
+    for status in statuses:
+        typer.echo(as_json(_as_json(status)) if json else _as_text(status))
+    if all(status.state in NOT_FOUND for status in statuses):
+        if not statuses:
             typer.echo(f"{id}: no shard has this request", err=True)
         raise typer.Exit(FAILED)
 
 
-def _fates(text: str, registry: StatusLookup, topics: list[str]) -> list[Fate]:
-    """The fates of the requests that `text` names; those pending under a caller's id newest first."""
+def _statuses(text: str, registry: StatusLookup, topics: list[str]) -> list[RequestStatus]:
+    """The statuses of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
         # A member of the index does not name its shard.
-        everywhere = (registry.fate(shard, int(text, 16)) for shard in registry.shards())
-        return [fate for fate in everywhere if fate.state != "unknown"]
+        everywhere = (registry.status(shard, int(text, 16)) for shard in registry.shards())
+        return [status for status in everywhere if status.state != "unknown"]
     try:
         places = [_place(text, topics)]
     except BadUsage as usage:
         places = registry.holders(text)
         if not places:
             raise error_exit(str(usage)) from None
-    return [registry.fate(*place) for place in places]
+    return [registry.status(*place) for place in places]
 
 
 def _place(text: str, topics: list[str]) -> tuple[Shard, int]:
@@ -75,50 +75,50 @@ def _place(text: str, topics: list[str]) -> tuple[Shard, int]:
         ) from None
 
 
-def _as_json(fate: Fate) -> dict[str, object]:
-    return {name: held for name, held in asdict(fate).items() if held is not None}
+def _as_json(status: RequestStatus) -> dict[str, object]:
+    return {name: held for name, held in asdict(status).items() if held is not None}
 
 
-def _as_text(fate: Fate) -> str:
-    lines = [f"{fate.id}  {fate.source}", f"  {_sentence(fate)}"]
-    if fate.target is not None and fate.state != "delivered":
-        lines.append(f"  to        {fate.target}")
-    if fate.caller is not None:
-        lines.append(f"  caller    {fate.caller}")
-    if fate.caller_id is not None and fate.state != "cancel":
-        lines.append(f"  caller id {fate.caller_id}")
-    if fate.due_ms is not None:
-        lines.append(f"  due       {instant(fate.due_ms)}")
-    if fate.is_cold:
+def _as_text(status: RequestStatus) -> str:
+    lines = [f"{status.id}  {status.source}", f"  {_sentence(status)}"]
+    if status.target is not None and status.state != "delivered":
+        lines.append(f"  to        {status.target}")
+    if status.caller is not None:
+        lines.append(f"  caller    {status.caller}")
+    if status.caller_id is not None and status.state != "cancel":
+        lines.append(f"  caller id {status.caller_id}")
+    if status.due_ms is not None:
+        lines.append(f"  due       {instant(status.due_ms)}")
+    if status.is_cold:
         lines.append("  waits     in Kafka, not in Redis, until it is promoted")
-    if fate.carried is not None:
-        lines.append(f"  carried   to {fate.carried}")
-    if fate.attempts:
-        if fate.reason is None and fate.detail is not None:
-            lines.append(f"  waits     {fate.detail}")
-        if fate.next_try_ms is not None:
-            lines.append(f"  next try  {instant(fate.next_try_ms)}")
+    if status.carried is not None:
+        lines.append(f"  carried   to {status.carried}")
+    if status.attempts:
+        if status.reason is None and status.detail is not None:
+            lines.append(f"  waits     {status.detail}")
+        if status.next_try_ms is not None:
+            lines.append(f"  next try  {instant(status.next_try_ms)}")
         else:
             lines.append("  next try  once its target accepts messages")
-    if fate.reason is not None:
-        lines.append(f"  reason    {fate.reason}: {fate.detail or 'no detail'}")
+    if status.reason is not None:
+        lines.append(f"  reason    {status.reason}: {status.detail or 'no detail'}")
     return "\n".join(map(printable, lines))
 
 
-def _sentence(fate: Fate) -> str:
-    at = instant(fate.at_ms)
-    if fate.state == "delivered":
-        late_ms = (fate.at_ms or 0) - (fate.due_ms or fate.at_ms or 0)
-        return f"delivered to {fate.place} at {at}, {late_ms} ms after it was due"
-    if fate.state in ("dead", "expired", "invalid"):
-        return f"dead-lettered at {at}, to {fate.place}"
+def _sentence(status: RequestStatus) -> str:
+    at = instant(status.at_ms)
+    if status.state == "delivered":
+        late_ms = (status.at_ms or 0) - (status.due_ms or status.at_ms or 0)
+        return f"delivered to {status.place} at {at}, {late_ms} ms after it was due"
+    if status.state in ("dead", "expired", "invalid"):
+        return f"dead-lettered at {at}, to {status.place}"
     return {
-        "pending": "pending" if fate.reason is None else "to become a dead letter",
+        "pending": "pending" if status.reason is None else "to become a dead letter",
         "ended": "not pending and never delivered: cancelled, or replaced by a later request",
         "unread": "in Kafka, not yet read",
-        "cancel": f"not a request, but a cancel of {fate.caller_id!r}",
+        "cancel": f"not a request, but a cancel of {status.caller_id!r}",
         "tombstone": "not a request, but the tombstone of a schedule that has ended",
-        "over": f"no longer pending; {fate.detail}",
-        "undetermined": f"not known: {fate.detail}",
+        "over": f"no longer pending; {status.detail}",
+        "undetermined": f"not known: {status.detail}",
         "unknown": "not found: never written, or already removed from Kafka",
-    }[fate.state]
+    }[status.state]

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 
 import typer
 
-from blackbox.cli.failures import no_topics_exit
+from blackbox.cli.error_exit import no_topics_exit
 from blackbox.cli.terminal import AsJson, as_json, instant, load_silenced, print_whole, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka, shared
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
-from blackbox.journal.access import KafkaAccess
+from blackbox.index.redis_servers import RedisServers
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.clock import Clock
@@ -65,7 +65,7 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
     access = kafka(settings, logs.NO_CLIENT_LOG)
     url = settings.redis_url.get_secret_value()
     clock = Clock()
-    clock.observe(RedisServer(url).now_ms())
+    clock.observe(RedisServers(url).now_ms())
     inspector = Inspector.of(url)
     names = [name for topic in settings.topics for name in (topic, receipts_topic(topic))]
     counts = Topics(access.admin()).partitions(names)

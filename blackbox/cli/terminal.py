@@ -14,8 +14,8 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.measure import Measurement
 from rich.table import Table
 
-from blackbox.admin.writing import WRITE_FORMAT
-from blackbox.cli.failures import BadUsage
+from blackbox.admin.request_topics_writer import WRITE_FORMAT
+from blackbox.cli.error_exit import BadUsage
 from blackbox.config.settings import Settings, load
 from blackbox.support import logs
 
@@ -45,8 +45,8 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
     """
     topics = settings.topics
     if asked is None:
-        for topic, contract in topics.items():
-            if contract == WRITE_FORMAT:
+        for topic, format_name in topics.items():
+            if format_name == WRITE_FORMAT:
                 return topic
         raise BadUsage(
             f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITE_FORMAT}, "

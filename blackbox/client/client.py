@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from blackbox.client.asking import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
+from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
 from blackbox.client.rescheduling import ReplacementRecord
-from blackbox.client.state import State, StateReader
-from blackbox.core.status import LOOK_UP_S
+from blackbox.client.state_reader import State, StateReader
+from blackbox.core.journal_search import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
 POLL_S = 0.002

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from blackbox.client.request import instant
+from blackbox.client.request_value import instant
 from blackbox.formats import Format
 from blackbox.records.cancel import REPLACES, as_request, replaces
 from blackbox.records.carried import as_asked, carried
@@ -27,7 +27,7 @@ class ReplacementRecord(NamedTuple):
 def replacement_of(
     shard: Shard,
     record: Record,
-    contract: Format,
+    format: Format,
     *,
     countdown_s: float | None = None,
     at: datetime | str | int | None = None,
@@ -42,7 +42,7 @@ def replacement_of(
         raise ValueError("give exactly one of countdown and at")
     asked = as_asked(record) if carried(record.headers) else record
     asked = as_request(asked) if replaces(asked.headers) else asked
-    found = contract.parse(asked, asked.timestamp_ms)
+    found = format.parse(asked, asked.timestamp_ms)
     if not isinstance(found, Request):
         raise ValueError(
             f"{shard.source(record.offset)} is not a valid request of the format countdown"

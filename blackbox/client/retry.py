@@ -25,7 +25,7 @@ class Exhausted(Exception):
     """A message has used all its attempts; the text says which message and how many."""
 
 
-class Schedule(TypedDict):
+class ScheduleRecord(TypedDict):
     """A record of the format `scheduler`, as the arguments of a producer's `produce`."""
 
     topic: str
@@ -69,7 +69,7 @@ class Retry:
             return self.longest
         return self.shortest * longer_by
 
-    def schedule(self, message: Message, now_s: float | None = None) -> Schedule:
+    def schedule(self, message: Message, now_s: float | None = None) -> ScheduleRecord:
         """The schedule record for a message that failed at `now_s` (unix seconds; default: now).
 
         It holds the original message and the attempt number. Raises Exhausted after the last
@@ -99,7 +99,7 @@ class Retry:
         if key is not None:
             terms.append((TARGET_KEY, key))
         schedule_id = _kept_id(headers, shard.topic, key) if attempt > 1 else None
-        return Schedule(
+        return ScheduleRecord(
             topic=self.topic,
             key=schedule_id or shard.source(offset).encode(),
             value=value,

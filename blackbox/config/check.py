@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
-from blackbox.index.server import NotAnswered, RedisServer, Server
+from blackbox.index.redis_servers import NotAnswered, RedisNode, RedisServers
 from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import IndexLost
@@ -47,12 +47,12 @@ def findings(settings: Settings) -> list[Finding]:
     Redis does not answer.
     """
     access = kafka(settings)
-    with closing(RedisServer(settings.redis_url.get_secret_value())) as redis:
+    with closing(RedisServers(settings.redis_url.get_secret_value())) as redis:
         found = [*_redis_findings(redis), *_topic_findings(settings, Topics(access.admin()))]
     return sorted(found, key=lambda one: one.severity != "refuse")
 
 
-def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
+def _redis_findings(redis: RedisServers) -> Iterator[Finding]:
     """The findings about each server; a node that does not answer is a finding, unless none answers."""
     redis.now_ms()  # raises when none answers
     for name, server in redis.each().items():
@@ -66,7 +66,7 @@ def _redis_findings(redis: RedisServer) -> Iterator[Finding]:
             yield replace(one, text=f"{name}: {one.text}") if name else one
 
 
-def _server_findings(redis: Server, *, is_node: bool) -> Iterator[Finding]:
+def _server_findings(redis: RedisNode, *, is_node: bool) -> Iterator[Finding]:
     clock = Clock()
     clock.observe(redis.now_ms())
     yield from clock_findings(clock.skew_ms())

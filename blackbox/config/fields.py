@@ -23,12 +23,12 @@ def parse_request_topics(text: str) -> dict[str, str]:
     """`TB:countdown,other:countdown` -> format by topic. Raises ValueError for any other text."""
     topics: dict[str, str] = {}
     for part in text.split(","):
-        topic, _, contract = part.strip().partition(":")
-        if not topic or not contract:
+        topic, _, format_name = part.strip().partition(":")
+        if not topic or not format_name:
             raise ValueError("wanted: a comma list of topic:format, like TB:countdown")
         if topic in topics:
             raise ValueError(f"the topic {topic!r} is given twice")
-        topics[topic] = contract
+        topics[topic] = format_name
     return topics
 
 
@@ -44,10 +44,10 @@ def _topic(name: str) -> str:
 
 
 def _request_topics(text: str) -> str:
-    for topic, contract in parse_request_topics(text).items():
+    for topic, format_name in parse_request_topics(text).items():
         _topic(topic)
-        if contract not in FORMATS:
-            raise ValueError(f"unknown format {contract!r}; wanted: {', '.join(FORMATS)}")
+        if format_name not in FORMATS:
+            raise ValueError(f"unknown format {format_name!r}; wanted: {', '.join(FORMATS)}")
         if topic.endswith(RECEIPTS_SUFFIX):
             raise ValueError(
                 f"{topic!r} ends with {RECEIPTS_SUFFIX!r}, which is reserved for receipts"

@@ -14,15 +14,16 @@ from blackbox.core.plan import Tail
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
 from blackbox.index.shared import Shared
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import OwnTopics, Topics
+from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
 from blackbox.rules.rules import RulesError
+from blackbox.rules.target_rates import TargetRates
 
 SHARDS_KNOWN_FOR_S = 60.0
 SHARDS_ASKED_AGAIN_S = 10.0
@@ -67,12 +68,12 @@ def _file(path: Path) -> RulesFile:
     return RulesFile(path)
 
 
-def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
+def admission(settings: Settings, access: KafkaAccess) -> CallerAdmission | None:
     """Admission by the callers' rules; None: all are admitted. Raises as `rules` does."""
     file = rules(settings)
     if file is None:
         return None
-    return Admission(file, shared(settings), _Shards(access, list(settings.topics)))
+    return CallerAdmission(file, shared(settings), _Shards(access, list(settings.topics)))
 
 
 class _Shards:
@@ -95,10 +96,10 @@ class _Shards:
         return self._known
 
 
-def pace(settings: Settings) -> Pace | None:
+def pace(settings: Settings) -> TargetRates | None:
     """The rate-limits of targets; None: there are none. Raises as `rules` does."""
     file = rules(settings)
-    return None if file is None else Pace(file, shared(settings))
+    return None if file is None else TargetRates(file, shared(settings))
 
 
 def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
@@ -125,7 +126,7 @@ def formats(settings: Settings) -> dict[str, Format]:
     grace_s = settings.scheduler_grace_s
     return {
         topic: make_format(
-            contract,
+            format_name,
             Options(
                 settings.max_countdown_s,
                 settings.is_own_topic,
@@ -135,5 +136,5 @@ def formats(settings: Settings) -> dict[str, Format]:
                 grace_s=None if grace_s < 0 else grace_s,
             ),
         )
-        for topic, contract in settings.topics.items()
+        for topic, format_name in settings.topics.items()
     }

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from blackbox.core.delivery import Delivery
+from blackbox.core.delivery_transaction import DeliveryTransaction
 from blackbox.core.doubtful import Doubtful
+from blackbox.core.due_batch import DueBatch
 from blackbox.core.parking import time_at
-from blackbox.core.plan import Due, Postponed
+from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Index, Writer
-from blackbox.core.rates import give_back, hold_back
+from blackbox.core.rate_limit import give_back, hold_back
 from blackbox.core.triage import Triage
-from blackbox.core.triaged import TriagedBatch
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
@@ -65,7 +65,7 @@ class Dispatch:
     _known: int = 0
     _recorded: int = 0
     _recorded_ms: int = 0
-    _ahead: tuple[Dispatched, TriagedBatch] | None = None
+    _ahead: tuple[Dispatched, DueBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
     _came_out: bool = False
@@ -118,7 +118,7 @@ class Dispatch:
             raise
         for offset, entry in batch.alone.items():
             one = {offset: entry}
-            only = TriagedBatch(ready=one) if entry.reason is None else TriagedBatch(dead=one)
+            only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
         return did
 
@@ -132,7 +132,7 @@ class Dispatch:
             self.index.settle({}, position)
             self._recorded, self._recorded_ms = self._known, now_ms
 
-    def _read(self, now_ms: int) -> tuple[Dispatched, TriagedBatch]:
+    def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
         due = self.index.due(now_ms, self.batch_limit, release=self._release())
         return self._looked(due, now_ms)
@@ -142,7 +142,7 @@ class Dispatch:
         parked = self.index.parked() if self._paused is not None else {}
         return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
-    def _read_ahead(self, now_ms: int, before: TriagedBatch) -> tuple[Dispatched, TriagedBatch]:
+    def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch]:
         """Read the batch after one that is still being delivered."""
         self._removed = self.index.removed
         in_flight = before.ready.keys() | before.dead.keys()
@@ -155,7 +155,7 @@ class Dispatch:
         )
         return self._looked(due, now_ms)
 
-    def _looked(self, due: Due, now_ms: int) -> tuple[Dispatched, TriagedBatch]:
+    def _looked(self, due: DueEntries, now_ms: int) -> tuple[Dispatched, DueBatch]:
         is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._came_out = due.paused, bool(due.released)
         self._doubtful.claims = due.doubtful
@@ -166,16 +166,16 @@ class Dispatch:
             pending=due.pending,
             in_doubt=len(due.doubtful),
         )
-        return did, self.triage.sort(due, now_ms) if due.entries else TriagedBatch()
+        return did, self.triage.sort(due, now_ms) if due.entries else DueBatch()
 
     def _deliver(
-        self, batch: TriagedBatch, did: Dispatched, now_ms: int, *, goes_on: bool = False
+        self, batch: DueBatch, did: Dispatched, now_ms: int, *, goes_on: bool = False
     ) -> None:
         self._prepare_follow_ups(batch)
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
-        delivery = Delivery(self.writer, self.triage, batch, self._known, now_ms)
+        delivery = DeliveryTransaction(self.writer, self.triage, batch, self._known, now_ms)
         self.writer.begin()  # 2
         try:
             if not delivery.send():
@@ -218,7 +218,7 @@ class Dispatch:
             self._postpone(sent, failed, did, now_ms, delivery.apart)
 
     def _wait_for_kafka(
-        self, early: TooEarly, batch: TriagedBatch, did: Dispatched, now_ms: int
+        self, early: TooEarly, batch: DueBatch, did: Dispatched, now_ms: int
     ) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
@@ -228,7 +228,7 @@ class Dispatch:
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
-    def _mark_in_flight(self, batch: TriagedBatch) -> bool:
+    def _mark_in_flight(self, batch: DueBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
@@ -238,7 +238,7 @@ class Dispatch:
         self.index.mark_in_flight((), self._removed)
         return False
 
-    def _prepare_follow_ups(self, batch: TriagedBatch) -> None:
+    def _prepare_follow_ups(self, batch: DueBatch) -> None:
         follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
         if follow_ups.has_some(ended.values()):
             follow_ups.look_ahead(self._known, ended)

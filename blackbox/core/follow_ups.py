@@ -44,7 +44,7 @@ batch is postponed for it: what recurs may be all that Redis is full of, and int
 """
 
 
-class Journal(Protocol):
+class UncommittedRequests(Protocol):
     """The request topic, including records that are not committed or never will be."""
 
     def request_bounds(self) -> Bounds: ...
@@ -59,8 +59,8 @@ class FollowUps:
     """
 
     shard: Shard
-    contract: Format
-    journal: Journal
+    format: Format
+    journal: UncommittedRequests
     history_topic: str | None = None
     # Of names, in the order of the records that name them: an id may have 200 characters.
     _hashes: array[int] = field(default_factory=lambda: array("q"))
@@ -193,7 +193,7 @@ class FollowUps:
             record = as_request(record)
         if follows(record.headers):  # blackbox's own, from an aborted transaction
             return
-        asked = self.contract.parse(record, record.timestamp_ms)
+        asked = self.format.parse(record, record.timestamp_ms)
         if asked is None:
             return
         if self.history_topic is not None and record.key is not None:  # compaction works by the key

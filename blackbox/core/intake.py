@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from blackbox.core import interpret
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import Parsed, parse, touched_by
 from blackbox.core.plan import Batch, Plan, Tail, View
 from blackbox.core.ports import Admission, Index, Rulings
@@ -49,7 +49,7 @@ class Rebuild(NamedTuple):
     outcome that is gone.
     """
 
-    ended: Ended
+    ended: OffsetSet
     unknown_before_ms: int | None = None
     too_late: Container[int] = frozenset()
 
@@ -63,7 +63,7 @@ class Intake:
     record where this one was read.
     """
 
-    contract: Format
+    format: Format
     index: Index
     horizon_ms: int | None
     admission: Admission | None = None
@@ -83,7 +83,7 @@ class Intake:
         unknown, Shortened when the log has lost its end and other records took its place.
         """
         rulings = None if self.admission is None else self.admission.rulings()
-        parsed = parse(self.contract, batch, latest_ms, self.horizon_ms, rulings)
+        parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
         if opening is not None and opening.unknown_before_ms is not None:
             changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
             rulings = None if rulings is None else rulings.without_refusals()
@@ -131,11 +131,11 @@ class Intake:
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored."""
-        return upcoming(parse(self.contract, batch, latest_ms, self.horizon_ms).changes)
+        return upcoming(parse(self.format, batch, latest_ms, self.horizon_ms).changes)
 
     def reread(self, record: Record) -> Entry:
         """The entry of a request whose stored form was lost."""
-        return interpret.reread(self.contract, record)
+        return interpret.reread(self.format, record)
 
 
 def _taken(plan: Plan, rulings: Rulings | None, ahead_ms: int | None) -> Taken:

@@ -31,11 +31,11 @@ VERDICT_LOST = (
 
 
 def read(
-    contract: Format, record: Record, latest_ms: int, horizon_ms: int | None
+    format: Format, record: Record, latest_ms: int, horizon_ms: int | None
 ) -> tuple[Change | None, Request | None]:
     """What a record changes, None: nothing; and the request in it, if rules are to judge it."""
     if carried(record.headers):
-        return _read_carried(contract, record, latest_ms), None
+        return _read_carried(format, record, latest_ms), None
     asked: Request | Cancel | Invalid | None
     replaced_id: str | None = None
     if record.unreadable is not None:
@@ -45,9 +45,9 @@ def read(
     elif replaces(record.headers):
         asked = ended = cancel_of(record)
         if isinstance(ended, Cancel):
-            asked, replaced_id = contract.parse(as_request(record), latest_ms), ended.id
+            asked, replaced_id = format.parse(as_request(record), latest_ms), ended.id
     else:
-        asked = contract.parse(record, latest_ms)
+        asked = format.parse(record, latest_ms)
     if isinstance(asked, Invalid):
         return refused_entry(record, asked, min(record.timestamp_ms, latest_ms)), None
     if not isinstance(asked, Request):
@@ -59,12 +59,12 @@ def read(
     return change, asked
 
 
-def reread(contract: Format, record: Record) -> Entry:
+def reread(format: Format, record: Record) -> Entry:
     """The entry of a request whose stored form was lost.
 
     A replacement by id becomes a dead letter: only the stored form showed whether it was in time.
     """
-    change, _ = read(contract, record, record.timestamp_ms, None)
+    change, _ = read(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
         letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
         lost = refused_entry(record, letter, record.timestamp_ms)
@@ -78,14 +78,14 @@ def reread(contract: Format, record: Record) -> Entry:
     raise ValueError(f"the record at offset {record.offset} is not a request to deliver: {change}")
 
 
-def _read_carried(contract: Format, record: Record, latest_ms: int) -> Carried | Entry:
+def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | Entry:
     due_ms = min(record.timestamp_ms, latest_ms)
     try:
         carry = carry_of(record)
     except ValueError as error:
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
     original = as_asked(record)
-    asked = contract.parse(original, latest_ms)
+    asked = format.parse(original, latest_ms)
     if isinstance(asked, Request):
         hot = Entry(*asked, origin=carry.origin)
         cold = Cold(asked.caller_id)

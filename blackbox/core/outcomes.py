@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.records.receipt import Claim, Receipt
 
 
@@ -19,7 +19,7 @@ class Outcomes:
     """
 
     def __init__(self, unknown_ms: int = 0) -> None:
-        self.ended, self.too_late = Ended(), Ended()
+        self.ended, self.too_late = OffsetSet(), OffsetSet()
         self.ignored: list[int] = []
         self._doubtful: dict[int, Claim] = {}
         self.undelivered: set[int] = set()

@@ -43,7 +43,7 @@ class Parsed(NamedTuple):
 
 
 def parse(
-    contract: Format,
+    format: Format,
     batch: Batch,
     latest_ms: int,
     horizon_ms: int | None,
@@ -52,7 +52,7 @@ def parse(
     """Parse what a batch's records ask for; no side effects. Without `rulings` all is allowed."""
     changes: list[tuple[int, Change]] = []
     for record in batch.records:
-        change, asked = interpret.read(contract, record, latest_ms, horizon_ms)
+        change, asked = interpret.read(format, record, latest_ms, horizon_ms)
         if change is None:
             continue
         if rulings is not None and asked is not None:

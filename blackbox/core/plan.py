@@ -92,7 +92,7 @@ class Tail(NamedTuple):
         return epoch not in (self.epoch, UNKNOWN_EPOCH)
 
 
-class Kept(NamedTuple):
+class IndexMetadata(NamedTuple):
     """What an index records about itself, read when it is opened.
 
     `is_whole`: no single key was lost. `is_rebuilding`: a rebuild from the journals was
@@ -125,7 +125,7 @@ class Batch(NamedTuple):
     epochs: tuple[int, int] = (UNKNOWN_EPOCH, UNKNOWN_EPOCH)
 
 
-class Due(NamedTuple):
+class DueEntries(NamedTuple):
     """The due entries of an index: (offset, stored entry, None if its payload is gone), oldest first.
 
     `is_full` means that more may be due now. `next_due_ms` is the first due time after now.

@@ -23,7 +23,7 @@ FAR_APART = 20_000
 BYTES_AT_ONCE = 8 << 20
 
 
-class Journal(Protocol):
+class PromotionJournal(Protocol):
     """What promotion needs of the request topic."""
 
     def settled_bounds(self) -> Bounds: ...
@@ -79,9 +79,9 @@ class Promotion:
     shard: Shard
     position: int
     cold: Set[int]
-    journal: Journal
+    journal: PromotionJournal
     carrier: PromotionProducer
-    contract: Format
+    format: Format
     lead_ms: int | None
     renew_after_ms: int | None
     confirm: Callable[[], None] = lambda: None
@@ -148,8 +148,8 @@ class Promotion:
                         yield record
 
     def _chosen(self, record: Record, now_ms: int) -> _Chosen | None:
-        asked = self.contract.parse(as_asked(record) if carried(record.headers) else record, now_ms)
-        if not isinstance(asked, Request):  # its contract has changed: it becomes a dead letter
+        asked = self.format.parse(as_asked(record) if carried(record.headers) else record, now_ms)
+        if not isinstance(asked, Request):  # its format has changed: it becomes a dead letter
             return _Chosen(record, False, None)
         if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
             return _Chosen(record, False, asked.caller_id)
@@ -206,7 +206,7 @@ class Promotion:
 
     def _note_ended(self, batch: Batch, now_ms: int) -> None:
         others = [record for record in batch.records if not carried(record.headers)]
-        for _, change in parse(self.contract, batch._replace(records=others), now_ms, None).changes:
+        for _, change in parse(self.format, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:
                 self._ended.add(change.caller_id)
             if isinstance(change, Cancel | Replacement) and change.id is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.ports import Index
 from blackbox.core.upcoming import Upcoming
 
@@ -21,7 +21,7 @@ def settle(index: Index, ended: Iterable[int], position: int) -> None:
     index.settle({}, position)
 
 
-def remove_ended(index: Index, ended: Ended) -> None:
+def remove_ended(index: Index, ended: OffsetSet) -> None:
     """Remove what has ended when a rebuild continues.
 
     If Redis went back to before the end of a rebuild, that rebuild had been complete once.
@@ -40,7 +40,7 @@ def _remove(index: Index, offsets: Sequence[int]) -> None:
     index.settle(removals, index.positions.receipts)
 
 
-def end_ahead(index: Index, ahead: Upcoming, ended: Ended, too_late: Ended) -> None:
+def end_ahead(index: Index, ahead: Upcoming, ended: OffsetSet, too_late: OffsetSet) -> None:
     """Remove the pending requests that these records end, which stay in Kafka for now.
 
     For replacements that were `too_late`, the index remembers this until they are read.

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from blackbox.core.follow_ups import FollowUps
-from blackbox.core.interpret import refused_entry
-from blackbox.core.plan import Due, Postponed
-from blackbox.core.ports import Journal, Pace, Targets
-from blackbox.core.triaged import (
+from blackbox.core.due_batch import (
     ALONE_SPREAD_MS,
     LONGEST_RETRY_MS,
     OF_A_TOPIC,
-    TriagedBatch,
+    DueBatch,
     as_dead,
     doubtful_later,
     may_park,
 )  # fmt: skip
+from blackbox.core.follow_ups import FollowUps
+from blackbox.core.interpret import refused_entry
+from blackbox.core.plan import DueEntries, Postponed
+from blackbox.core.ports import Journal, Rates, Targets
 from blackbox.records import entry as entries
 from blackbox.records.carried import as_written
 from blackbox.records.entry import Entry
@@ -51,11 +51,11 @@ class Triage:
     dead_letter_topic: str
     follow_ups: FollowUps
     retries: int = 5
-    pace: Pace | None = None
+    pace: Rates | None = None
 
-    def sort(self, due: Due, now_ms: int) -> TriagedBatch:
+    def sort(self, due: DueEntries, now_ms: int) -> DueBatch:
         """Decide what to do with a batch that is due."""
-        batch = TriagedBatch()
+        batch = DueBatch()
         for offset, entry in self._decoded(due, now_ms).items():
             if offset in due.doubtful:
                 batch.deferred[offset] = doubtful_later(entry, due.doubtful[offset], now_ms)
@@ -78,7 +78,7 @@ class Triage:
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
-    def _decoded(self, due: Due, now_ms: int) -> dict[int, Entry]:
+    def _decoded(self, due: DueEntries, now_ms: int) -> dict[int, Entry]:
         batch: dict[int, Entry] = {}
         lost: list[int] = []
         for offset, stored in due.entries:
@@ -111,7 +111,7 @@ class Triage:
             if topic not in refusals or not may_park(to, refusals[topic])
         }
 
-    def _set_unavailable_aside(self, batch: TriagedBatch, now_ms: int, due: Due) -> None:
+    def _set_unavailable_aside(self, batch: DueBatch, now_ms: int, due: DueEntries) -> None:
         paused = due.paused
         wanted = {entry.target for entry in batch.ready.values()}
         wanted |= {self._destination(entry) for entry in batch.alone.values()}
@@ -146,14 +146,14 @@ class Triage:
         if waiting and self.dead_letter_topic in unavailable:
             self.log_waiting_letters(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _ending(self, batch: TriagedBatch) -> dict[int, tuple[str, ...]]:
+    def _ending(self, batch: DueBatch) -> dict[int, tuple[str, ...]]:
         """The topics of each request's follow-ups."""
         everything = {**batch.ready, **batch.alone, **batch.dead}
         if not self.follow_ups.has_some(everything.values()):
             return {}
         return {offset: self.follow_ups.topics(entry) for offset, entry in everything.items()}
 
-    def _set_refused_aside(self, batch: TriagedBatch, now_ms: int, *, is_backlog: bool) -> None:
+    def _set_refused_aside(self, batch: DueBatch, now_ms: int, *, is_backlog: bool) -> None:
         """Make dead letters of what topics would refuse, after ready messages; in a backlog, check again."""
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
@@ -187,7 +187,7 @@ class Triage:
 
         `apart` was sent in record batches of its own, so a refusal is its own fault.
         """
-        aside, crowded = TriagedBatch(), set[str]()
+        aside, crowded = DueBatch(), set[str]()
         gone = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
         away = self.reported_unavailable({self._destination(batch[o]) for o in gone})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):

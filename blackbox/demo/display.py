@@ -25,7 +25,7 @@ PLAIN_EVERY_S = 1.0
 FAULTS_SHOWN = 3
 
 
-class Progress(NamedTuple):
+class DemoProgress(NamedTuple):
     """The demo's progress. `pending` counts outcomes still to come, `wanted` all messages to be delivered."""
 
     elapsed_s: float
@@ -89,7 +89,7 @@ class Display:
             finally:
                 self._live = None
 
-    def show(self, progress: Progress, *, is_last: bool = False) -> None:
+    def show(self, progress: DemoProgress, *, is_last: bool = False) -> None:
         if self._live is not None:
             self._live.update(_panel(progress), refresh=True)
         elif is_last or progress.elapsed_s - self._shown_at_s >= PLAIN_EVERY_S:
@@ -132,7 +132,7 @@ class Display:
         self._console.print("\nPress Ctrl-C to stop.")
 
 
-def _panel(progress: Progress) -> Panel:
+def _panel(progress: DemoProgress) -> Panel:
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(width=12, style="dim")
     grid.add_column(ratio=1)
@@ -154,7 +154,7 @@ def _panel(progress: Progress) -> Panel:
     )  # fmt: skip
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: DemoProgress) -> str:
     return (
         f"{progress.elapsed_s:5.1f} s  sent {progress.sent:,}  pending {progress.pending:,}  "
         f"delivered {progress.delivered:,}  dead letters {progress.dead:,}  "
@@ -162,7 +162,7 @@ def _line(progress: Progress) -> str:
     )
 
 
-def _late(progress: Progress) -> str:
+def _late(progress: DemoProgress) -> str:
     if not progress.delivered:
         return "-"
     return f"p50 {progress.p50_ms:,} ms  p99 {progress.p99_ms:,} ms"

@@ -11,9 +11,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from blackbox.client.asking import RequestWriter
-from blackbox.demo.display import Display, Progress
-from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
+from blackbox.client.request_writer import RequestWriter
+from blackbox.demo.display import DemoProgress, Display
+from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, ScriptedRecord, write_script
 from blackbox.demo.service import STOP_GRACE_S, DemoAudit, DemoService
 from blackbox.demo.verdict import DemoVerdict, Tally, percentile
 from blackbox.demo.witness import Witness, create_topics
@@ -99,7 +99,11 @@ class Demo:
         return not found["by_kind"]
 
     def _watch(
-        self, script: Sequence[Line], stack: EmbeddedStack, service: DemoService, display: Display
+        self,
+        script: Sequence[ScriptedRecord],
+        stack: EmbeddedStack,
+        service: DemoService,
+        display: Display,
     ) -> None:
         with watched(script, stack.bootstrap_servers) as tally, display.watching():
             meter = _Meter(script, tally)
@@ -119,7 +123,7 @@ class Demo:
             display.note(f"the service exited unexpectedly; the end of its log:\n{service.tail()}")
 
 
-def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
+def send(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> Iterator[int]:
     """Write the script as its callers would; yields how many requests the clients have taken."""
     with ExitStack() as clients:
         of: dict[str, RequestWriter] = {}
@@ -131,12 +135,12 @@ def send(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
         sent = 0
         for line in script:
             of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])
-            sent += line.fate is not ExpectedOutcome.CANCEL
+            sent += line.expected is not ExpectedOutcome.CANCEL
             yield sent
 
 
 @contextmanager
-def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
+def watched(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> Iterator[Tally]:
     """A tally that a thread fills until the context ends."""
     tally = Tally(script, REQUEST_TOPIC)
     ended = Event()
@@ -157,7 +161,7 @@ def watched(script: Sequence[Line], bootstrap_servers: str) -> Iterator[Tally]:
         thread.join(5)
 
 
-def read_back(script: Sequence[Line], bootstrap_servers: str) -> DemoVerdict:
+def read_back(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> DemoVerdict:
     """The verdict of a new consumer that knows only what was sent."""
     tally = Tally(script, REQUEST_TOPIC)
     with closing(Witness(bootstrap_servers, WATCHED)) as witness:
@@ -169,19 +173,19 @@ def read_back(script: Sequence[Line], bootstrap_servers: str) -> DemoVerdict:
 class _Meter:
     """Computes the progress from what the callers sent and the witness read."""
 
-    def __init__(self, script: Sequence[Line], tally: Tally) -> None:
+    def __init__(self, script: Sequence[ScriptedRecord], tally: Tally) -> None:
         self._tally = tally
-        self._requests = sum(line.fate is not ExpectedOutcome.CANCEL for line in script)
-        self._wanted = sum(line.fate is ExpectedOutcome.DELIVERED for line in script)
+        self._requests = sum(line.expected is not ExpectedOutcome.CANCEL for line in script)
+        self._wanted = sum(line.expected is ExpectedOutcome.DELIVERED for line in script)
         self._outcomes = sum(
-            line.fate in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD) for line in script
+            line.expected in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD) for line in script
         )
         self._began = self.read_s = time.monotonic()
         self._counted = (self._began, 0)
         self._history: deque[tuple[float, int]] = deque([(self._began, 0)])
         self.sent = 0
 
-    def read(self) -> Progress:
+    def read(self) -> DemoProgress:
         now = self.read_s = time.monotonic()
         delivered, dead = self._tally.delivered, self._tally.dead
         if delivered > self._counted[1]:
@@ -190,7 +194,7 @@ class _Meter:
         while len(self._history) > 1 and now - self._history[1][0] >= RATE_OVER_S:
             self._history.popleft()
         late_ms = self._tally.late_ms
-        return Progress(
+        return DemoProgress(
             elapsed_s=now - self._began,
             requests=self._requests,
             wanted=self._wanted,

@@ -1,4 +1,4 @@
-"""The requests of the demo's three callers, and the expected fate of each.
+"""The requests of the demo's three callers, and the expected outcome of each.
 
 Pure: the same arguments give the same script. No two requests have the same value or message.
 """
@@ -21,7 +21,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class ExpectedOutcome(Enum):
-    """The expected fate of a record of the request topic."""
+    """The expected outcome of a record of the request topic."""
 
     DELIVERED = auto()
     CANCELLED = auto()
@@ -30,7 +30,7 @@ class ExpectedOutcome(Enum):
     CANCEL = auto()
 
 
-class Line(NamedTuple):
+class ScriptedRecord(NamedTuple):
     """A record to write, and its expected result.
 
     `headers` are those of this record. `key` and `message` are those of the delivered record on
@@ -40,7 +40,7 @@ class Line(NamedTuple):
     caller: str
     value: bytes
     headers: Headers
-    fate: ExpectedOutcome
+    expected: ExpectedOutcome
     caller_id: str | None = None
     topic: str = ""
     key: bytes | None = None
@@ -80,42 +80,42 @@ TARGETS = tuple(caller.topic for caller in CALLERS)
 UNKNOWN_TOPIC = "orders.unpiad"
 
 
-def write_script(requests: int, seconds: float) -> list[Line]:
+def write_script(requests: int, seconds: float) -> list[ScriptedRecord]:
     """Write a script of `requests` requests with countdowns spread evenly over `seconds`, and a few cancels.
 
     Some requests are broken, cancelled, or replaced by a later one; these are spread among the others.
     """
     few = max(1, min(5, requests // SHARE_OF_SPECIAL))
     special = [*_broken(min(few, 3)), *_ended(few, round(seconds * 1000))]
-    plain = requests - sum(line.fate is not ExpectedOutcome.CANCEL for line in special)
-    script: list[Line] = []
+    plain = requests - sum(line.expected is not ExpectedOutcome.CANCEL for line in special)
+    script: list[ScriptedRecord] = []
     gap = plain // len(special)
     for number in range(plain):
         # A large prime: consecutive requests are due far apart.
         countdown_ms = int(number * 7919 % plain * seconds * 1000 / plain)
-        script.append(_line(number, countdown_ms))
+        script.append(_scripted_record(number, countdown_ms))
         if special and number % gap == gap - 1:
             script.append(special.pop(0))
     return script + special
 
 
-def _line(
+def _scripted_record(
     number: int,
     countdown_ms: int,
-    fate: ExpectedOutcome = ExpectedOutcome.DELIVERED,
+    expected: ExpectedOutcome = ExpectedOutcome.DELIVERED,
     caller_id: str | None = None,
-) -> Line:
+) -> ScriptedRecord:
     caller = CALLERS[number % len(CALLERS)]
     asked = caller.compose(number)
     message = asked["message"]
     identity = {"id": caller_id} if caller_id is not None else {}
-    return Line(
+    return ScriptedRecord(
         caller=caller.name,
         value=orjson.dumps(
             {"topic": caller.topic, "countdown": countdown_ms / 1000} | identity | asked
         ),
         headers=_headers(caller, number),
-        fate=fate,
+        expected=expected,
         caller_id=caller_id,
         topic=caller.topic,
         key=asked["key"].encode() if "key" in asked else None,
@@ -125,7 +125,7 @@ def _line(
     )
 
 
-def _broken(each: int) -> Iterator[Line]:
+def _broken(each: int) -> Iterator[ScriptedRecord]:
     for number in range(900_000, 900_000 + each):
         caller = CALLERS[number % len(CALLERS)]
         asked = {"topic": caller.topic, "message": f"broken {number}", "countdown": 1}
@@ -136,20 +136,24 @@ def _broken(each: int) -> Iterator[Line]:
             (Reason.BAD_TOPIC, orjson.dumps(asked | {"topic": "orders, unpaid"})),
         ):
             headers = _headers(caller, number)
-            yield Line(caller.name, value, headers, ExpectedOutcome.DEAD, reason=reason)
+            yield ScriptedRecord(caller.name, value, headers, ExpectedOutcome.DEAD, reason=reason)
 
 
-def _ended(each: int, span_ms: int) -> Iterator[Line]:
+def _ended(each: int, span_ms: int) -> Iterator[ScriptedRecord]:
     late_ms = round(span_ms * ENDED_DUE_SHARE)
     for number in range(800_000, 800_000 + 2 * each, 2):
-        cancelled = _line(number, late_ms, ExpectedOutcome.CANCELLED, f"cancelled-{number}")
+        cancelled = _scripted_record(
+            number, late_ms, ExpectedOutcome.CANCELLED, f"cancelled-{number}"
+        )
         cancel = orjson.dumps({"id": cancelled.caller_id, "cancel": True})
         yield cancelled
-        yield Line(cancelled.caller, cancel, (), ExpectedOutcome.CANCEL, cancelled.caller_id)
+        yield ScriptedRecord(
+            cancelled.caller, cancel, (), ExpectedOutcome.CANCEL, cancelled.caller_id
+        )
         # The replacement must come from the same caller: only one client's records keep their order.
         replaced, later = number + 100_000 * len(CALLERS), number + 200_000 * len(CALLERS)
-        yield _line(replaced, late_ms, ExpectedOutcome.REPLACED, f"replaced-{number}")
-        yield _line(later, late_ms, ExpectedOutcome.DELIVERED, f"replaced-{number}")
+        yield _scripted_record(replaced, late_ms, ExpectedOutcome.REPLACED, f"replaced-{number}")
+        yield _scripted_record(later, late_ms, ExpectedOutcome.DELIVERED, f"replaced-{number}")
 
 
 def _headers(caller: DemoCaller, number: int) -> Headers:

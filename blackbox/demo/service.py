@@ -12,8 +12,8 @@ from urllib.request import urlopen
 import orjson
 
 from blackbox.embedded import EmbeddedError, EmbeddedStack
-from blackbox.embedded.ports import HOST, free_port
-from blackbox.embedded.process import GuardedProcess
+from blackbox.embedded.guarded_process import GuardedProcess
+from blackbox.embedded.tcp_ports import HOST, free_port
 
 START_DEADLINE_S = 120.0
 STOP_GRACE_S = 6.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from blackbox.demo.script import TARGETS, ExpectedOutcome, Line
+from blackbox.demo.script import TARGETS, ExpectedOutcome, ScriptedRecord
 from blackbox.records.request import Headers, Shard, request_id
 
 OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """All requests, counted by fate.
+    """All requests, counted by outcome.
 
     `faults` maps each kind of fault to the records it was found on:
 
@@ -68,12 +68,12 @@ class Tally:
     blackbox adds are only checked, never used for matching.
     """
 
-    def __init__(self, script: Sequence[Line], request_topic: str) -> None:
+    def __init__(self, script: Sequence[ScriptedRecord], request_topic: str) -> None:
         self._script = script
         self._request_topic = request_topic
         self._by_value = {line.value: line for line in script}
         self._by_message = {
-            line.message: line for line in script if line.fate is ExpectedOutcome.DELIVERED
+            line.message: line for line in script if line.expected is ExpectedOutcome.DELIVERED
         }
         self._requests: dict[bytes, Seen] = {}
         self._messages: dict[bytes, Seen] = {}
@@ -108,7 +108,7 @@ class Tally:
                 self._time(line, self._messages[line.message])
         elif seen.topic in TARGETS:
             self._take_message(value, seen)
-        elif self._by_value.get(value, _UNKNOWN_LINE).fate is not ExpectedOutcome.DEAD:
+        elif self._by_value.get(value, _UNKNOWN_LINE).expected is not ExpectedOutcome.DEAD:
             self._strays.append(_show(seen))
         elif value in self._letters:
             self._letters_again.append(_show(seen))
@@ -117,9 +117,9 @@ class Tally:
 
     def verdict(self) -> DemoVerdict:
         """The verdict on all records taken so far."""
-        fates = Counter(line.fate for line in self._script)
-        wanted = [line for line in self._script if line.fate is ExpectedOutcome.DELIVERED]
-        broken = [line for line in self._script if line.fate is ExpectedOutcome.DEAD]
+        by_outcome = Counter(line.expected for line in self._script)
+        wanted = [line for line in self._script if line.expected is ExpectedOutcome.DELIVERED]
+        broken = [line for line in self._script if line.expected is ExpectedOutcome.DEAD]
         delivered = [line for line in wanted if line.message in self._messages]
         faults = {
             "lost": [_text(line.message) for line in wanted if line.message not in self._messages],
@@ -131,10 +131,10 @@ class Tally:
             "unread": [_text(one.value) for one in self._script if one.value not in self._requests],
         }
         return DemoVerdict(
-            requests=len(self._script) - fates[ExpectedOutcome.CANCEL],
+            requests=len(self._script) - by_outcome[ExpectedOutcome.CANCEL],
             delivered=len(delivered),
-            cancelled=fates[ExpectedOutcome.CANCELLED],
-            replaced=fates[ExpectedOutcome.REPLACED],
+            cancelled=by_outcome[ExpectedOutcome.CANCELLED],
+            replaced=by_outcome[ExpectedOutcome.REPLACED],
             letters=Counter(_reason(letter) for letter in self._letters.values()),
             faults={name: found for name, found in faults.items() if found},
             late_ms=self.late_ms,
@@ -153,7 +153,7 @@ class Tally:
             if line.value in self._requests:
                 self._time(line, seen)
 
-    def _time(self, line: Line, seen: Seen) -> None:
+    def _time(self, line: ScriptedRecord, seen: Seen) -> None:
         due_ms = self._due_ms(line)
         self._late.append((due_ms, seen.timestamp_ms - due_ms))
 
@@ -161,14 +161,14 @@ class Tally:
         first_ms = min((seen.timestamp_ms for seen in self._requests.values()), default=0)
         return sorted(late_ms for due_ms, late_ms in self._late if due_ms >= first_ms + WARM_MS)
 
-    def _due_ms(self, line: Line) -> int:
+    def _due_ms(self, line: ScriptedRecord) -> int:
         return self._requests[line.value].timestamp_ms + line.countdown_ms
 
-    def _is_early(self, line: Line) -> bool:
+    def _is_early(self, line: ScriptedRecord) -> bool:
         stamp_ms = self._messages[line.message].timestamp_ms
         return line.value in self._requests and stamp_ms < self._due_ms(line)
 
-    def _is_intact(self, line: Line) -> bool:
+    def _is_intact(self, line: ScriptedRecord) -> bool:
         seen = self._messages[line.message]
         asked, own = seen.headers[: -len(OWN_HEADERS)], dict(seen.headers[-len(OWN_HEADERS) :])
         return (
@@ -178,13 +178,13 @@ class Tally:
             and (line.value not in self._requests or own == self._own_headers(line))
         )
 
-    def _own_headers(self, line: Line) -> dict[str, bytes | None]:
+    def _own_headers(self, line: ScriptedRecord) -> dict[str, bytes | None]:
         request = self._requests[line.value]
         shard, offset = Shard(request.topic, request.partition), request.offset
         values = request_id(shard, offset), str(self._due_ms(line)), shard.source(offset)
         return {name: text.encode() for name, text in zip(OWN_HEADERS, values, strict=True)}
 
-    def _misjudged(self, line: Line) -> str | None:
+    def _misjudged(self, line: ScriptedRecord) -> str | None:
         letter = self._letters.get(line.value)
         if letter is None:
             return f"{_text(line.value)}: no dead letter, expected {line.reason}"
@@ -196,7 +196,7 @@ class Tally:
         return None
 
 
-_UNKNOWN_LINE = Line("", b"", (), ExpectedOutcome.CANCEL)
+_UNKNOWN_LINE = ScriptedRecord("", b"", (), ExpectedOutcome.CANCEL)
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:

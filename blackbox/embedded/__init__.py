@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from blackbox.embedded.guarded_process import EmbeddedError
 from blackbox.embedded.kafka import EmbeddedKafka
-from blackbox.embedded.process import EmbeddedError
 from blackbox.embedded.redis import EmbeddedRedis
 from blackbox.embedded.stack import EmbeddedStack
 

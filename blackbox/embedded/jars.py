@@ -10,7 +10,12 @@ from tempfile import TemporaryDirectory
 
 import platformdirs
 
-from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, lock_folder
+from blackbox.embedded.guarded_process import (
+    EmbeddedError,
+    GuardedProcess,
+    file_of_package,
+    lock_folder,
+)
 
 KAFKA_VERSION = "4.1.0"
 SCALA_VERSION = "2.13"

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from blackbox.embedded.process import EmbeddedError, version_output
+from blackbox.embedded.guarded_process import EmbeddedError, version_output
 
 MINIMUM_JAVA = 17
 

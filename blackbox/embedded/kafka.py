@@ -13,11 +13,11 @@ from functools import partial
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from blackbox.embedded.embedded_server import START_DEADLINE_S, EmbeddedServer
+from blackbox.embedded.guarded_process import EmbeddedError, GuardedProcess
 from blackbox.embedded.jars import kafka_jars
 from blackbox.embedded.java import find_java
-from blackbox.embedded.ports import HOST, free_port, is_listening
-from blackbox.embedded.process import EmbeddedError, GuardedProcess
-from blackbox.embedded.server import START_DEADLINE_S, EmbeddedServer
+from blackbox.embedded.tcp_ports import HOST, free_port, is_listening
 from blackbox.support.class_archive import using
 
 # Measured on two cores: the serial collector with C1 alone starts in 1.5 s (G1 with C2: 1.9 s) and

@@ -12,9 +12,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from blackbox.embedded.ports import HOST
-from blackbox.embedded.process import EmbeddedError, GuardedProcess, file_of_package, version_output
-from blackbox.embedded.server import EmbeddedServer
+from blackbox.embedded.embedded_server import EmbeddedServer
+from blackbox.embedded.guarded_process import (
+    EmbeddedError,
+    GuardedProcess,
+    file_of_package,
+    version_output,
+)
+from blackbox.embedded.tcp_ports import HOST
 
 MINIMUM_REDIS = (6, 2)
 EMPTY = '""'

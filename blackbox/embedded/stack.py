@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex, token_urlsafe
 from typing import Self
 
-from blackbox.embedded import guard
+from blackbox.embedded import orphan_guard
 from blackbox.embedded.kafka import EmbeddedKafka
 from blackbox.embedded.redis import EmbeddedRedis
 
@@ -64,7 +64,7 @@ class EmbeddedStack:
             self.kafka.stop()
             redis.result()
         if self._temporary:
-            guard.remove(str(self.folder))
+            orphan_guard.remove(str(self.folder))
 
     def __enter__(self) -> Self:
         self.start()

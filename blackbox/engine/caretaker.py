@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import ShardOwner
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.journal.trim import Trimmer

@@ -9,8 +9,8 @@ from threading import Event, Thread
 
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.seconds import Seconds
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.oscillator_topic import OscillatorTopic
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
@@ -94,7 +94,7 @@ class Oscillator:
 
         An empty topic begins with the second of the first attempt to write it.
         """
-        seconds = Seconds(self.access, topic)
+        seconds = OscillatorTopic(self.access, topic)
         try:
             last = seconds.open()
             logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")

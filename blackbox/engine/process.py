@@ -19,8 +19,8 @@ from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.journal import unowned
 from blackbox.journal.membership import Membership
-from blackbox.journal.reader import RequestReader
-from blackbox.journal.topics import GROW_S
+from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
+from blackbox.journal.request_reader import RequestReader
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.request import Shard
@@ -86,7 +86,7 @@ class ProcessEngine:
             ("poll", self._owners.poll, self._settings.poll_interval_ms / 1000),
             ("watch", self._look, 1),
             ("hidden", self._hidden.look, hidden.LOOK_S),
-            ("grow", self._grow_receipts, GROW_S),
+            ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
             ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
             ("memory", interpreter.give_memory_back, interpreter.GIVEN_BACK_EVERY_S),
         ):

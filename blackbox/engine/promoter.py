@@ -17,8 +17,8 @@ from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.index.inspector import Inspector
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.carrier import PromotionProducer
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.promotion_producer import ShardPromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock
@@ -55,7 +55,7 @@ class Promoter:
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
-        carrier = PromotionProducer(shard, self._access)
+        carrier = ShardPromotionProducer(shard, self._access)
         with closing(journal), closing(carrier):
             return Promotion(
                 shard=shard,
@@ -63,7 +63,7 @@ class Promoter:
                 cold=cold,
                 journal=journal,
                 carrier=carrier,
-                contract=self._formats[shard.topic],
+                format=self._formats[shard.topic],
                 lead_ms=self._settings.horizon_ms,
                 renew_after_ms=self._renew_after_ms(shard.topic),
                 confirm=confirm,

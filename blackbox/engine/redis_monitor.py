@@ -10,7 +10,7 @@ from threading import Lock
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import rules
 from blackbox.engine.metrics import Metrics
-from blackbox.index.server import PAUSE_AT, NotAnswered, RedisServer
+from blackbox.index.redis_servers import PAUSE_AT, NotAnswered, RedisServers
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import RecoveryRequired
 
@@ -37,7 +37,7 @@ class RedisMonitor:
 
     def __post_init__(self) -> None:
         self._rules = rules(self.settings)
-        self._redis = RedisServer(self.settings.redis_url.get_secret_value())
+        self._redis = RedisServers(self.settings.redis_url.get_secret_value())
         self._lock = Lock()
         self._is_full = False
         self._looks = 0

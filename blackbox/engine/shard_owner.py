@@ -17,7 +17,7 @@ from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Marking, Session
+from blackbox.engine.shard_session import Marking, ShardSession
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.receipt import Mark
@@ -38,7 +38,7 @@ class ShardOwner:
     """Owns one shard from `start` to `stop`, through any number of recoveries."""
 
     shard: Shard
-    open_session: Callable[[ShardOwner], Session]
+    open_session: Callable[[ShardOwner], ShardSession]
     _: KW_ONLY
     clock: Clock
     metrics: Metrics
@@ -50,7 +50,7 @@ class ShardOwner:
     gather_s: float = GATHER_S
 
     def __post_init__(self) -> None:
-        self._session: Session | None = None
+        self._session: ShardSession | None = None
         self.is_open = False
         self._doubt: Exception | None = None
         self._problem = ""
@@ -142,7 +142,7 @@ class ShardOwner:
             return False
         return True
 
-    def _account_for(self, session: Session, taken: Taken) -> None:
+    def _account_for(self, session: ShardSession, taken: Taken) -> None:
         self.metrics.taken(self.shard, taken)
         self.metrics.positions(self.shard, session.index.positions)
         if taken.first_due_ms is not None:
@@ -234,7 +234,7 @@ class ShardOwner:
             if not did.is_full:
                 self._wait(session.clock, did, began)
 
-    def _tick(self, session: Session) -> Dispatched:
+    def _tick(self, session: ShardSession) -> Dispatched:
         try:
             did = session.dispatch.tick(session.clock.earliest_ms())
         except Refused:
@@ -243,7 +243,7 @@ class ShardOwner:
         self._record_metrics(session, did)
         return did
 
-    def _record_metrics(self, session: Session, did: Dispatched) -> None:
+    def _record_metrics(self, session: ShardSession, did: Dispatched) -> None:
         now_ms = session.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
             self._progress = time.monotonic()

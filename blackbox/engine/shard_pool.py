@@ -20,16 +20,16 @@ from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import GATHER_S, ShardOwner
+from blackbox.engine.shard_session import ShardSession
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
-from blackbox.index.server import RedisServer, Room
+from blackbox.index.redis_servers import RedisServers, Room
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.targets import Targets
-from blackbox.journal.writer import Writer
+from blackbox.journal.shard_writer import ShardWriter
+from blackbox.journal.target_topics import TargetTopics
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard
@@ -64,13 +64,13 @@ class ShardPool:
     def __post_init__(self) -> None:
         settings = self.settings
         self._connections = pool(settings.redis_url.get_secret_value())
-        self._targets = Targets(self.access)
+        self._targets = TargetTopics(self.access)
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
         self._pace = pace(settings)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
-        self._has_room = Room(RedisServer(settings.redis_url.get_secret_value()))
+        self._has_room = Room(RedisServers(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             self.access, self.metrics, self.clock, self.all,
             interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
@@ -167,17 +167,17 @@ class ShardPool:
             if owner.shard not in self._owners:
                 self.metrics.given_up(owner.shard)
 
-    def _open_session(self, owner: ShardOwner) -> Session:
+    def _open_session(self, owner: ShardOwner) -> ShardSession:
         settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        writer = Writer(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
+        writer = ShardWriter(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
         originals = ShardJournal(shard, self.access, ahead=1)
-        contract = self._formats[shard.topic]
+        format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
-        intake = Intake(contract, index, horizon_ms, self.admission)
+        intake = Intake(format, index, horizon_ms, self.admission)
         uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
@@ -210,10 +210,10 @@ class ShardPool:
             reread=intake.reread,
             dead_letter_topic=settings.dead_letter_topic,
             retries=settings.retries,
-            follow_ups=FollowUps(shard, contract, uncommitted, history_topic),
+            follow_ups=FollowUps(shard, format, uncommitted, history_topic),
             pace=self._pace,
         )
         dispatch = Dispatch(
             index, writer, triage, settings.batch_limit, self._counted, clock.is_outdated
         )
-        return Session(index, intake, dispatch, recovery, low_water, clock, journal, closing)
+        return ShardSession(index, intake, dispatch, recovery, low_water, clock, journal, closing)

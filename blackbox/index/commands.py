@@ -15,7 +15,7 @@ from blackbox.core.plan import Binding, Plan, View
 from blackbox.index.connection import pack
 from blackbox.index.keys import IDS_SENTINEL, SENTINEL, Keys
 from blackbox.index.packed import set_ex_template, zadd
-from blackbox.index.state import FORMAT
+from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from blackbox.core.plan import Named
 from blackbox.index.connection import pack
-from blackbox.index.guard import GuardedIndex
+from blackbox.index.guarded_index import GuardedIndex
 from blackbox.index.keys import SENTINEL
 from blackbox.index.packed import by_score
-from blackbox.index.state import as_entry
+from blackbox.index.stored_fields import as_entry
 from blackbox.records.request import member, offset_in
 
 

@@ -8,10 +8,10 @@ from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
 from blackbox.core.plan import Postponed
 from blackbox.index.commands import CHUNK, zadd_chunks
 from blackbox.index.connection import pack
-from blackbox.index.guard import MAX_CONTENTION
+from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
 from blackbox.index.packed import by_score
-from blackbox.index.state import as_entry
+from blackbox.index.stored_fields import as_entry
 from blackbox.records import entry as entries
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason
 
@@ -20,7 +20,7 @@ HEAD_BYTES = 65_536
 """Bytes of a parked entry that are read to find its target."""
 
 
-class Postponing(Lookups):
+class PostponingChanges(Lookups):
     """Changes when entries are due."""
 
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:

@@ -24,13 +24,13 @@ on it.
 
 from __future__ import annotations
 
-from blackbox.index.delivering import Delivering
-from blackbox.index.opening import OpeningCommands
-from blackbox.index.storing import Storing
+from blackbox.index.dispatch_changes import DispatchChanges
+from blackbox.index.intake_changes import IntakeChanges
+from blackbox.index.opening_changes import OpeningChanges
 from blackbox.index.walk import Walk
 
 
-class ShardIndex(OpeningCommands, Storing, Delivering):
+class ShardIndex(OpeningChanges, IntakeChanges, DispatchChanges):
     """One owner's access to a shard's index. Every method is atomic and safe to call from any thread.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.

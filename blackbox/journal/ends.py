@@ -17,7 +17,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import TopicMetadata
 
-from blackbox.journal.access import (
+from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     ConnectionMonitor,
     KafkaAccess,

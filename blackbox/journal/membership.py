@@ -11,7 +11,7 @@ from threading import Event, Lock, Thread
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from blackbox.journal.access import KafkaAccess, explained, logger
+from blackbox.journal.kafka_access import KafkaAccess, explained, logger
 from blackbox.journal.unowned import Unowned
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard

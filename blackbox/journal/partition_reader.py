@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.core.plan import Binding, Bounds
-from blackbox.journal.access import (
+from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     journal_error,

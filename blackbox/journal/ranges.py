@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from blackbox.journal.access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
 from blackbox.journal.ends import OUT_OF_RANGE
+from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
 from blackbox.journal.partition_reader import (
     READ_RECORDS,
     SILENCE_S,

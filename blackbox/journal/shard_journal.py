@@ -9,9 +9,10 @@ from contextlib import closing
 
 from confluent_kafka import Message
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds, stretches
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import leader_epochs, read_headers, read_records
 from blackbox.journal.partition_reader import (
     FETCHED_AHEAD,
     READ_RECORDS,
@@ -19,8 +20,7 @@ from blackbox.journal.partition_reader import (
     is_gone,
     offset_of,
 )
-from blackbox.journal.receipts import read_receipts
-from blackbox.journal.records import leader_epochs, read_headers, read_records
+from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import receipts_topic
 from blackbox.records import cancel, carried
 from blackbox.records.errors import JournalLost
@@ -38,7 +38,7 @@ NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's contract. Holds one
+    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Holds one
     consumer while it is in use, that of `reader` if one is given. Not safe for use from two threads
     at once.
     """
@@ -87,7 +87,7 @@ class ShardJournal:
         for messages, _ in self._reader.read(*at, start, end):
             yield from read_receipts(messages)
 
-    def requests(self, start: int, end: int, ended: Ended | None = None) -> Iterator[Batch]:
+    def requests(self, start: int, end: int, ended: OffsetSet | None = None) -> Iterator[Batch]:
         """The request records at the offsets `start` to `end` - 1, as consecutive batches.
 
         Without records that have `ended` and cannot end another request.
@@ -185,7 +185,7 @@ class ShardJournal:
         """Close the consumer; the next use creates a new one."""
         self._reader.close()
 
-    def _without(self, ended: Ended, messages: list[Message]) -> list[Message]:
+    def _without(self, ended: OffsetSet, messages: list[Message]) -> list[Message]:
         """The messages that have not ended, or that may end another request.
 
         A rebuild skips forty million messages, so they are checked without being parsed.

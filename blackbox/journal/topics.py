@@ -1,13 +1,10 @@
-"""The topics that blackbox owns, and the brokers' descriptions of any topic."""
+"""What the brokers say of topics; the names of the topics that blackbox owns."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -21,13 +18,11 @@ from confluent_kafka.admin import (
     AdminClient,
     ConfigEntry,
     ConfigResource,
-    NewPartitions,
-    NewTopic,
     OffsetSpec,
     ResourceType,
 )
 
-from blackbox.journal.access import (
+from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     explained,
@@ -35,16 +30,12 @@ from blackbox.journal.access import (
     journal_error,
     outcome,
 )
-from blackbox.records.errors import JournalLost, NotAllowed
-from blackbox.records.request import Shard
+from blackbox.records.errors import NotAllowed
 
 logger = logging.getLogger("blackbox.journal")
 
 RECEIPTS_SUFFIX = ".receipts"
 FOR_EVER = -1
-GROW_S, LOOK_S = 1, 10
-"""How often receipts are looked after, s: while a shard of this process lacks them, and otherwise."""
-
 MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
@@ -160,7 +151,7 @@ class Topics:
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """The brokers' descriptions of these topics, without those that do not exist."""
         counts: dict[str, int] = {}
-        untold: dict[str, Described] = {}
+        not_described: dict[str, Described] = {}
         asked = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -169,9 +160,9 @@ class Topics:
                 counts[name] = len(outcome(answer).partitions)
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
-                    untold[name] = Described(None, _why_untold(error, name))
+                    not_described[name] = Described(None, _why_not_described(error, name))
         settings = self.settings(list(counts)) if counts else {}
-        return untold | {name: Described(n, settings[name]) for name, n in counts.items()}
+        return not_described | {name: Described(n, settings[name]) for name, n in counts.items()}
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
         """The configuration of these topics, or why the brokers do not return it."""
@@ -182,120 +173,11 @@ class Topics:
             try:
                 found[resource.name] = _topic_settings(outcome(answer))
             except KafkaException as error:
-                found[resource.name] = _why_untold(error, resource.name)
+                found[resource.name] = _why_not_described(error, resource.name)
         return found
 
 
-KEPT = {"retention.ms": "-1", "cleanup.policy": "delete"}
-"""Configuration of journals: blackbox removes what has ended, Kafka removes nothing by age."""
-
-STAMPED = {"message.timestamp.type": "LogAppendTime"}
-"""Timestamps by the broker's clock, not by the producer's."""
-
-PARTITIONS = 4
-"""How many partitions a new request topic or output topic gets."""
-
-
-@dataclass(eq=False, repr=False)
-class OwnTopics:
-    """The topics of one deployment: creates missing ones, and gives receipts as many partitions as requests."""
-
-    access: KafkaAccess
-    request_topics: Sequence[str]
-    dead_letter_topic: str
-    output_topics: Sequence[str] = ()
-    oscillator_topic: str | None = None
-    compacted: Collection[str] = ()
-
-    def __post_init__(self) -> None:
-        self._known: dict[str, int] = {}
-        self._look_at_s, self._has_failed = 0.0, False
-        self._open()
-
-    def ensure(self) -> None:
-        """Create missing topics and receipts partitions. Raises JournalLost when that cannot be done.
-
-        Request topics get LogAppendTime, so that a caller's slow clock makes no message early. Those in
-        `compacted` are created with the cleanup policy `compact`.
-        """
-        seconds = [] if self.oscillator_topic is None else [self.oscillator_topic]
-        wanted: dict[str, tuple[int, dict[str, str]]] = {}
-        for topic in self.request_topics:
-            policy = {"cleanup.policy": "compact"} if topic in self.compacted else {}
-            wanted[topic] = PARTITIONS, KEPT | STAMPED | policy
-        wanted[self.dead_letter_topic] = 1, KEPT
-        wanted |= dict.fromkeys(self.output_topics, (PARTITIONS, {}))
-        wanted |= dict.fromkeys(seconds, (1, {}))
-        try:
-            counts = self._topics.partitions(self.request_topics, to="Read")
-            counts |= self._topics.partitions([self.dead_letter_topic], to="Read and Write")
-            counts |= self._topics.partitions(self.output_topics, to="Write")
-            counts |= self._topics.partitions(seconds, to="Read and Write")
-            for topic, how in wanted.items():
-                if topic not in counts:
-                    self._create(topic, *how)
-            for topic in self.request_topics:
-                self._ensure_receipts(topic, counts.get(topic, PARTITIONS))
-        except JournalLost:
-            self._open()  # the client may have lost sight of all brokers
-            raise
-
-    def grow_receipts(self, owned: Iterable[Shard]) -> None:
-        """Give receipts topics as many partitions as their request topics have now.
-
-        Called every second. Asks the brokers at once when a shard in `owned` has no receipts partition,
-        else every 10 s.
-        """
-        now = time.monotonic()
-        is_lacking = any(shard.partition >= self._known.get(shard.topic, 0) for shard in owned)
-        if now < self._look_at_s and (self._has_failed or not is_lacking):
-            return
-        self._look_at_s, self._has_failed = now + LOOK_S, False
-        try:
-            for topic, count in self._topics.partitions(self.request_topics).items():
-                self._ensure_receipts(topic, count)
-        except JournalLost as reason:
-            logger.warning("%s; retrying in %d s", reason, LOOK_S)
-            self._has_failed = True
-            self._open()
-
-    def _open(self) -> None:
-        self._admin = self.access.admin()
-        self._topics = Topics(self._admin)
-
-    def _ensure_receipts(self, topic: str, wanted: int) -> None:
-        name = receipts_topic(topic)
-        have = self._topics.partitions([name], to="Read and Write").get(name, 0)
-        if have == 0:
-            self._create(name, wanted, KEPT | STAMPED)
-        elif have < wanted:
-            logger.warning(
-                "%s now has %d partitions, %s has %d; adding the missing ones. The key of an id "
-                "may now select another partition: a later request with the id does not replace "
-                "one that is pending in the former partition, and both are delivered; cancel such "
-                "ids over HTTP",
-                topic, wanted, name, have,
-            )  # fmt: skip
-            self._wait(self._admin.create_partitions([NewPartitions(name, wanted)]), name)
-        self._known[topic] = max(have, wanted)
-
-    def _create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
-        logger.info("creating the topic %s with %d partitions", name, partitions)
-        new = NewTopic(name, num_partitions=partitions, config=dict(settings))
-        self._wait(self._admin.create_topics([new]), name)
-
-    def _wait(self, futures: Mapping[str, Future[None]], name: str) -> None:
-        try:
-            futures[name].result(timeout=REQUEST_TIMEOUT_S * 4)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise JournalLost(
-                    f"cannot create or grow the topic {name}: {error.args[0].str()}; create or "
-                    f"grow it manually, or grant Create and Alter on topic {name}"
-                ) from None
-
-
-def _why_untold(error: KafkaException, topic: str) -> str:
+def _why_not_described(error: KafkaException, topic: str) -> str:
     """The error that the brokers answer. Raises JournalLost when they did not answer."""
     cause: KafkaError = error.args[0]
     if cause.retriable() or cause.code() < 0:

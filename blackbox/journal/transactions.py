@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from blackbox.journal.access import KafkaAccess, journal_error, produce
+from blackbox.journal.kafka_access import KafkaAccess, journal_error, produce
 from blackbox.records.errors import RecoveryRequired
 
 OPEN_ATTEMPTS = 5

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from blackbox.journal.access import (
+from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     explained,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from blackbox.journal.access import KafkaAccess, logger, outcome
+from blackbox.journal.kafka_access import KafkaAccess, logger, outcome
 from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard

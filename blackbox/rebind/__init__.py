@@ -4,6 +4,6 @@ A shard whose index does not fit stays closed, as only a person knows which of t
 """
 
 from blackbox.rebind.decide import FITS, INTERRUPTED, NO_INDEX
-from blackbox.rebind.run import Pending, rebind
+from blackbox.rebind.topic_rebind import Pending, rebind
 
 __all__ = ["FITS", "INTERRUPTED", "NO_INDEX", "Pending", "rebind"]

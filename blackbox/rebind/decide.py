@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.marks import (
     Moved,
     Recreated,
@@ -16,8 +17,7 @@ from blackbox.core.marks import (
     openings,
     rebound_by,
 )
-from blackbox.core.plan import Binding, Bounds, Kept, Positions, Tail
-from blackbox.core.recovery import CLOCKS_APART_MS
+from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
@@ -102,7 +102,7 @@ class Decide:
         return self._kept(shard, journal, kept, requests, receipts)
 
     def _without(
-        self, shard: Shard, kept: Kept | None, journal: ShardJournal, requests: Bounds
+        self, shard: Shard, kept: IndexMetadata | None, journal: ShardJournal, requests: Bounds
     ) -> Decision:
         """Without an index: the last owner's receipts may be of another topic, or of a longer journal."""
         if shard.partition < min(self.count, self.receipts_count):
@@ -120,7 +120,12 @@ class Decide:
         return Decision(NO_INDEX)
 
     def _recreated(
-        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+        self,
+        shard: Shard,
+        journal: ShardJournal,
+        kept: IndexMetadata,
+        requests: Bounds,
+        receipts: Bounds,
     ) -> Decision:
         """For an index of another topic id: its requests are not in the current topic.
 
@@ -144,7 +149,12 @@ class Decide:
         return Decision(why, barrier, gone, is_emptied=True, begins=begins)
 
     def _kept(
-        self, shard: Shard, journal: ShardJournal, kept: Kept, requests: Bounds, receipts: Bounds
+        self,
+        shard: Shard,
+        journal: ShardJournal,
+        kept: IndexMetadata,
+        requests: Bounds,
+        receipts: Bounds,
     ) -> Decision:
         """For an index of the current topic, whose log may have lost its end, or its receipts may be others."""
         assert kept.binding is not None
@@ -182,7 +192,12 @@ class Decide:
         return Decision(why, barrier, gone, positions, first, since=told, unknown_ms=unknown_ms)
 
     def _bound(
-        self, shard: Shard, kept: Kept, positions: Positions, unknown_ms: int, by: Moved | None
+        self,
+        shard: Shard,
+        kept: IndexMetadata,
+        positions: Positions,
+        unknown_ms: int,
+        by: Moved | None,
     ) -> Decision:
         """For an index of whose requests none is gone from the topic: all its entries are kept."""
         if by is not None:
@@ -204,7 +219,7 @@ class Decide:
             return Decision("another group", barrier, since=positions.receipts)
         return Decision(why)
 
-    def _told_since(self, kept: Kept, receipts: Bounds, is_open: bool) -> int | None:
+    def _told_since(self, kept: IndexMetadata, receipts: Bounds, is_open: bool) -> int | None:
         assert kept.binding is not None
         is_known = kept.binding.receipts_id == self.ours.receipts_id
         if is_known and receipts.start <= kept.positions.receipts <= receipts.end:
@@ -231,7 +246,7 @@ class Decide:
         return shard.partition < self.receipts_count
 
 
-def lost_from(journal: ShardJournal, kept: Kept, requests: Bounds) -> int | None:
+def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> int | None:
     """The offset from which on the log has lost what the index had read; None if it has lost nothing.
 
     What was read is not later than the last record that was read; later records are others.

@@ -12,12 +12,12 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.triage import RECORD_GONE, as_record, is_record, payload_lost
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import as_entry
+from blackbox.index.stored_fields import as_entry
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics
-from blackbox.journal.writer import Writer
 from blackbox.rebind.since import Newer
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
@@ -76,7 +76,7 @@ class Leftovers:
     topics: Topics
     dead_letter_topic: str
     exactly_once: bool
-    _seen: Ended = field(default_factory=Ended)
+    _seen: OffsetSet = field(default_factory=OffsetSet)
     _refused: dict[int, Refusal] = field(default_factory=dict)
     _refusals: Counter[int] = field(default_factory=Counter)
     _takes_letters: bool = False
@@ -86,7 +86,7 @@ class Leftovers:
     def _shard(self) -> Shard:
         return self.index.shard
 
-    def write(self, writer: Writer, receipt: Receipt | None, done: Rebound) -> None:
+    def write(self, writer: ShardWriter, receipt: Receipt | None, done: Rebound) -> None:
         """Write all of them again and commit the receipt, all or nothing with exactly-once delivery."""
         while True:
             try:
@@ -101,7 +101,7 @@ class Leftovers:
                 # A topic may take each of them, but not so many in one batch.
                 self._at_once = max(1, self._at_once // 10)
 
-    def _write(self, writer: Writer, receipt: Receipt | None, done: Rebound) -> None:
+    def _write(self, writer: ShardWriter, receipt: Receipt | None, done: Rebound) -> None:
         done.again = done.letters = done.superseded = done.dropped = 0
         with _begun(writer):
             for batch in self.batches():
@@ -112,7 +112,7 @@ class Leftovers:
         else:
             writer.commit(receipt)
 
-    def _write_some(self, writer: Writer, batch: Mapping[int, Entry], done: Rebound) -> None:
+    def _write_some(self, writer: ShardWriter, batch: Mapping[int, Entry], done: Rebound) -> None:
         if not self.delivers:
             done.dropped += len(batch)
             return
@@ -125,7 +125,7 @@ class Leftovers:
 
     def batches(self) -> Iterator[dict[int, Entry]]:
         """All of them, in batches by due time."""
-        rank, self._seen = 0, Ended()
+        rank, self._seen = 0, OffsetSet()
         while stored := self.index.stored(rank, self._at_once):
             rank += len(stored)
             fresh = [(offset, payload) for offset, payload in stored if offset not in self._seen]
@@ -137,14 +137,14 @@ class Leftovers:
             }:
                 yield batch
 
-    def check_format(self, contract: str) -> None:
+    def check_format(self, format_name: str) -> None:
         """Raise RecoveryRequired if these requests have a format that cannot be written again."""
-        if contract == "countdown":
+        if format_name == "countdown":
             return
         for batch in self.batches():
             if any(entry.target for entry in batch.values()):
                 raise RecoveryRequired(
-                    f"{self._shard}: its pending requests have the format {contract}, which "
+                    f"{self._shard}: its pending requests have the format {format_name}, which "
                     "blackbox cannot write again; run rebind with --pending drop, and let callers "
                     "send the requests again"
                 )
@@ -167,7 +167,7 @@ class Leftovers:
         ends = self.newer.ends
         return {o: entry for o, entry in there.items() if not ends(self._shard, o, entry)}
 
-    def _send(self, writer: Writer, batch: Mapping[int, Entry]) -> None:
+    def _send(self, writer: ShardWriter, batch: Mapping[int, Entry]) -> None:
         """Send a batch. With exactly-once delivery raises Refused; without, sends what is refused once more.
 
         A record that is refused alone is sent in another form.
@@ -186,7 +186,7 @@ class Leftovers:
         for offset in failed:
             self._send(writer, {offset: batch[offset]})
 
-    def _find_refused(self, writer: Writer) -> bool:
+    def _find_refused(self, writer: ShardWriter) -> bool:
         """Find the records that Kafka refuses, in aborted transactions: it refuses their neighbours as well.
 
         Returns whether one was found.
@@ -200,7 +200,7 @@ class Leftovers:
                         pass  # in its next form
         return len(self._refused) + self._refusals.total() > known
 
-    def _is_refused(self, writer: Writer, batch: Mapping[int, Entry]) -> bool:
+    def _is_refused(self, writer: ShardWriter, batch: Mapping[int, Entry]) -> bool:
         try:
             with _begun(writer):
                 self._send(writer, batch)
@@ -263,7 +263,7 @@ class Leftovers:
 
 
 @contextmanager
-def _begun(writer: Writer) -> Iterator[None]:
+def _begun(writer: ShardWriter) -> Iterator[None]:
     """A transaction that is aborted when something in it fails: left open, it would hold up its readers."""
     writer.begin()
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.core.barrier import PATIENCE_S
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.parsing import parse, touched_by
 from blackbox.core.plan import Bounds
@@ -60,7 +60,7 @@ class WrittenSince:
         if partition not in self._known:
             newer = self._known[partition] = Newer(set(), set())
             start, end = self.before[partition]
-            shard, requests = Shard(self.topic, partition), Ended()
+            shard, requests = Shard(self.topic, partition), OffsetSet()
             for batch in self.journal(partition).requests(max(first, start), end):
                 changes = parse(self.format, batch, Clock().latest_ms(), None).changes
                 newer.caller_ids.update(touched_by(changes).caller_ids)

@@ -29,7 +29,7 @@ class _Counted(NamedTuple):
     refused: Mapping[int, Refusal] = {}
 
 
-class Admission:
+class CallerAdmission:
     """Judges requests that are read for the first time. Safe from any thread.
 
     `shards` are those in which a caller's pending requests are counted.

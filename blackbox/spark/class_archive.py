@@ -7,7 +7,7 @@ from pathlib import Path
 import pyspark
 
 from blackbox.embedded.java import find_java
-from blackbox.spark.session import JAVA_FLAGS, JAVA_OPTIONS, numbered, start_session
+from blackbox.spark.spark_session import JAVA_FLAGS, JAVA_OPTIONS, numbered, start_session
 from blackbox.support.class_archive import making
 
 FOLDER = Path(pyspark.__file__).parent

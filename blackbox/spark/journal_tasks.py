@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import read_records
 from blackbox.journal.ranges import Chunk, Range, read_ranges
-from blackbox.journal.receipts import read_receipts
-from blackbox.journal.records import read_records
+from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.carried import as_asked, carried, carry_of
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
-from blackbox.spark.tables import as_batches, numbers
+from blackbox.spark.task_io import as_batches, numbers
 
 REQUESTS = (
     "topic string, partition int, offset long, timestamp_ms long, kind string, target string, "
@@ -61,10 +61,10 @@ class RequestRows:
         return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
-        contracts = formats(self.settings)
+        formats_by_topic = formats(self.settings)
         latest_ms = time.time_ns() // 1_000_000
         for chunk in read:
-            parse = contracts[chunk.range.topic].parse
+            parse = formats_by_topic[chunk.range.topic].parse
             shard = Shard(chunk.range.topic, chunk.range.partition)
             yield [
                 (*row, *_written(record)) if self.whole else row

@@ -12,13 +12,13 @@ from pyspark.sql.functions import broadcast, col, lit
 from pyspark.sql.functions import max as largest
 
 from blackbox.config.settings import Settings
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
 from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows
-from blackbox.spark.session import numbered
+from blackbox.spark.spark_session import numbered
 
 PIECE = 250_000
 """Offsets that one task reads: small enough for progress, large enough to be worth a task."""
@@ -30,7 +30,7 @@ PLACE = [*SHARD, "offset"]
 TABLES = ("requests", "outcomes")
 
 
-class Journal(NamedTuple):
+class JournalKey(NamedTuple):
     """One of the two journals of a shard, by the table that its records go to."""
 
     table: str
@@ -52,7 +52,7 @@ class Span(NamedTuple):
     end: int
 
 
-Reach = Mapping[Journal, Span]
+Reach = Mapping[JournalKey, Span]
 """The offsets of each journal that can be read at one moment."""
 
 
@@ -67,14 +67,14 @@ class LedgerTables(Protocol):
     @property
     def reach(self) -> Reach: ...
     @property
-    def gaps(self) -> Mapping[Journal, Sequence[Span]]: ...
+    def gaps(self) -> Mapping[JournalKey, Sequence[Span]]: ...
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None: ...
     def requests(self) -> DataFrame: ...
     def outcomes(self) -> DataFrame: ...
 
 
 @dataclass(eq=False, repr=False)
-class Journals:
+class JournalTables:
     """Both journals up to one moment: what the ledger has from there, the rest from Kafka.
 
     `reach` is what they have together. `gaps` are offsets within it that neither has: nothing is known
@@ -87,9 +87,9 @@ class Journals:
     kept: LedgerTables | None
 
     def __post_init__(self) -> None:
-        self._fresh: dict[Journal, Span] = {}
-        self.reach: dict[Journal, Span] = {}
-        self.gaps: dict[Journal, list[Span]] = {}
+        self._fresh: dict[JournalKey, Span] = {}
+        self.reach: dict[JournalKey, Span] = {}
+        self.gaps: dict[JournalKey, list[Span]] = {}
         in_kafka = reach(self.settings, self.access)
         held: Reach = {}
         if self.kept is not None:
@@ -127,8 +127,8 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
     with closing(Ends(access)) as ends:
 
-        def spans(table: str) -> dict[Journal, Span]:
-            journals = [Journal(table, shard) for shard in shards]
+        def spans(table: str) -> dict[JournalKey, Span]:
+            journals = [JournalKey(table, shard) for shard in shards]
             places = {journal: (journal.topic, journal.shard.partition) for journal in journals}
             there = [(topic, p) for topic, p in places.values() if p < counts.get(topic, 0)]
             first, last = ends.first(there), ends.last(there)

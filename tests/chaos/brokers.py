@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 from blackbox.embedded import EmbeddedKafka
 from blackbox.embedded.kafka import SETTINGS, new_cluster_id
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.world import until
 
 COUNT = 3

@@ -17,10 +17,10 @@ from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
 from blackbox.engine import process
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.carrier import PromotionProducer
+from blackbox.journal.promotion_producer import ShardPromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.trim import Trimmer
-from blackbox.journal.writer import Writer
 from blackbox.records.receipt import Receipt
 
 CRASHED = 86
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     first: Callable[..., object] = lambda *_: None
 
 
-def _of_a_batch(position: int, writer: Writer, receipt: Receipt, *_: object) -> bool:
+def _of_a_batch(position: int, writer: ShardWriter, receipt: Receipt, *_: object) -> bool:
     return not receipt.barrier
 
 
@@ -54,7 +54,7 @@ def _of_a_rebuild(taken: object, verb: Intake, batch: Batch, now_ms: int, openin
     return opening is not None
 
 
-def _has_gone_out(writer: Writer, receipt: Receipt, places: object) -> object:
+def _has_gone_out(writer: ShardWriter, receipt: Receipt, places: object) -> object:
     return writer._transactions.flush()
 
 
@@ -63,16 +63,16 @@ STEPS = {
     "I2": Step(intake, "resolve", lambda plan, changes, _: bool(changes)),
     "I3": Step(ShardIndex, "store", lambda plan, *_: bool(plan.puts or plan.removals)),
     "D1": Step(Dispatch, "_read", lambda read, *_: bool(read[1].ready or read[1].dead)),
-    "D2": Step(Writer, "flush"),
+    "D2": Step(ShardWriter, "flush"),
     "D3": Step(
-        Writer,
+        ShardWriter,
         "_produce_receipt",
         lambda _, writer, receipt, places: not receipt.barrier,
         _has_gone_out,
     ),
-    "D4": Step(Writer, "commit", _of_a_batch),
+    "D4": Step(ShardWriter, "commit", _of_a_batch),
     "D5": Step(Dispatch, "_deliver"),
-    "R1": Step(Writer, "open"),
+    "R1": Step(ShardWriter, "open"),
     "R2": Step(ShardJournal, "check"),
     "R3": Step(recovery, "commit_barrier"),
     "R4": Step(Recovery, ("_settle", "_rebuild")),
@@ -87,16 +87,16 @@ REBUILDING = {
 
 MARKING = {
     "a mark was committed": Step(
-        Writer, "commit", lambda _, writer, receipt, *__: bool(receipt.mark)
+        ShardWriter, "commit", lambda _, writer, receipt, *__: bool(receipt.mark)
     ),
     "a mark was written": Step(LowWater, "write"),
     "one journal was trimmed": Step(Trimmer, "_remove", lambda is_done, *_: is_done),
 }
 
 PROMOTING = {
-    "a promotion began": Step(PromotionProducer, "open"),
-    "records were carried on": Step(PromotionProducer, "flush"),
-    "a promotion was committed": Step(PromotionProducer, "commit"),
+    "a promotion began": Step(ShardPromotionProducer, "open"),
+    "records were carried on": Step(ShardPromotionProducer, "flush"),
+    "a promotion was committed": Step(ShardPromotionProducer, "commit"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
 
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 
 T = TypeVar("T")
 

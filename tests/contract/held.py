@@ -10,7 +10,7 @@ import redis
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.parsing import touched_by
-from blackbox.core.plan import Change, Kept, Plan, Positions
+from blackbox.core.plan import Change, IndexMetadata, Plan, Positions
 from blackbox.core.resolve import resolve
 from blackbox.index.keys import IDS_SENTINEL
 from blackbox.index.shard_index import ShardIndex
@@ -53,7 +53,7 @@ class Held:
         return [offset for _, offset in self.due]
 
 
-def loaded(index: ShardIndex) -> Kept | None:
+def loaded(index: ShardIndex) -> IndexMetadata | None:
     """What an index says of itself, without the token, which is new with each opening."""
     kept = index.load()
     return kept and kept._replace(token="")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from blackbox.index import bus as bus_module
 from blackbox.index.bus import Bus, Listener
 from blackbox.records.errors import IndexLost

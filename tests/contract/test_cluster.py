@@ -12,15 +12,15 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from blackbox.core.plan import Kept, Positions
+from blackbox.core.plan import IndexMetadata, Positions
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.dump import Dump, Held
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
-from blackbox.index.server import RedisServer, Server
+from blackbox.index.redis_servers import RedisNode, RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
@@ -120,9 +120,9 @@ def test_the_earliest_clock_and_the_fullest_memory_count(
     cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks, used = iter([2000, 1000, 3000]), iter([0.2, 0.9, 0.1])
-    monkeypatch.setattr(Server, "now_ms", lambda server: next(clocks))
-    monkeypatch.setattr(Server, "memory_used", lambda server: next(used))
-    server = RedisServer(cluster.url)
+    monkeypatch.setattr(RedisNode, "now_ms", lambda server: next(clocks))
+    monkeypatch.setattr(RedisNode, "memory_used", lambda server: next(used))
+    server = RedisServers(cluster.url)
     assert server.now_ms() == 1000
     assert server.memory_used() == 0.9
     server.close()
@@ -133,14 +133,14 @@ def test_a_node_that_was_silent_holds_up_nobody_twice(
 ) -> None:
     asked: list[int] = []
 
-    def now_ms(server: Server) -> int:
+    def now_ms(server: RedisNode) -> int:
         asked.append(len(asked))
         if len(asked) == 2:
             raise IndexLost("silent")
         return len(asked)
 
-    monkeypatch.setattr(Server, "now_ms", now_ms)
-    server = RedisServer(cluster.url)
+    monkeypatch.setattr(RedisNode, "now_ms", now_ms)
+    server = RedisServers(cluster.url)
     assert server.now_ms() == 1
     assert len(asked) == 3
     assert server.now_ms() == 4
@@ -160,11 +160,11 @@ def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: Clust
         with pytest.raises(IndexLost, match="Redis cannot serve requests now: MOVED"):
             index.settle({}, 4)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Positions(7, 3))
+        assert loaded(index) == IndexMetadata(Positions(7, 3))
         index.settle({}, 4)
     empty.move(PREFIX, home)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Positions(7, 4))
+        assert loaded(index) == IndexMetadata(Positions(7, 4))
 
 
 def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServers) -> None:
@@ -182,7 +182,7 @@ def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServer
         index.load()
     empty.move(PREFIX, away)
     with opened(empty.url, SHARD) as index:
-        assert loaded(index) == Kept(Positions(0, 0))
+        assert loaded(index) == IndexMetadata(Positions(0, 0))
     empty.move(PREFIX, home)
 
 
@@ -210,7 +210,7 @@ def test_a_node_that_died_takes_its_own_shards_along_and_no_others(tmp_path: Pat
         for shard in on_dead:
             with pytest.raises(IndexLost, match=f"connecting to {HOST}:{dead.port}"):
                 ShardIndex(shard, pool(url), grace_s=GRACE_S)
-        server = RedisServer(url)
+        server = RedisServers(url)
         assert server.now_ms() > 0
         assert server.memory_used() >= 0
         server.close()
@@ -226,7 +226,7 @@ def test_nodes_that_are_all_silent_are_named() -> None:
         RedisSession(pool(url))
     for port in ports:
         assert f"{HOST}:{port} does not answer: " in str(silent.value)
-    for question in (RedisServer(url).now_ms, RedisServer(url).memory_used):
+    for question in (RedisServers(url).now_ms, RedisServers(url).memory_used):
         with pytest.raises(IndexLost, match="no node describes its cluster"):
             question()
 

@@ -14,7 +14,7 @@ from blackbox.admin.pending import PendingFilter, page
 from blackbox.core.parking import parked_at
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardStats
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex

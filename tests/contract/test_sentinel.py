@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from blackbox.core.plan import Positions
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from tests.contract.held import GRACE_S, SHARD
@@ -76,7 +76,7 @@ def test_what_a_failover_lost_shows_in_the_positions(own: SentinelServers) -> No
 
 
 def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
-    server, inspector = RedisServer(own.url), Inspector.of(own.url)
+    server, inspector = RedisServers(own.url), Inspector.of(own.url)
     bus, listener = Bus(own.url, "ours"), Listener(own.url, "ours", ("soon",))
     assert listener.next(0.1) is None
     assert server.now_ms() > 0

@@ -15,8 +15,8 @@ from blackbox.core.plan import (
     Carried,
     Change,
     Cold,
-    Due,
-    Kept,
+    DueEntries,
+    IndexMetadata,
     Plan,
     Positions,
     Postponed,
@@ -25,10 +25,10 @@ from blackbox.core.plan import (
     View,
 )
 from blackbox.core.resolve import resolve
-from blackbox.index import storing
-from blackbox.index.guard import MAX_BATCH_BYTES
+from blackbox.index import intake_changes
+from blackbox.index.guarded_index import MAX_BATCH_BYTES
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import OLDER
+from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, IndexLost, PositionsMoved, RecoveryRequired
@@ -100,7 +100,10 @@ def test_the_next_owner_sees_the_positions_of_the_last(open_index: Opener) -> No
 
     following = open_index()
 
-    assert (loaded(following), following.positions) == (Kept(Positions(7, 3)), Positions(7, 3))
+    assert (loaded(following), following.positions) == (
+        IndexMetadata(Positions(7, 3)),
+        Positions(7, 3),
+    )
 
 
 def leave_no_positions(client: redis.Redis) -> None:
@@ -161,7 +164,7 @@ def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> No
     with pytest.raises(PositionsMoved, match=r"expected .*, found"):
         later.begin(Positions(5, 5))
 
-    assert loaded(earlier) == Kept(Positions(0, 0))
+    assert loaded(earlier) == IndexMetadata(Positions(0, 0))
 
 
 def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
@@ -533,7 +536,7 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
 def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
     index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing, "IN_FLIGHT_WAIT_S", 0.1)
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 1, {0: entry()})
     too_late = entry()._replace(reason="too-late")
     replacing = Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
@@ -554,7 +557,7 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
 def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_delivers(
     index: ShardIndex, open_index: Opener, monkeypatch: pytest.MonkeyPatch, named: list[int]
 ) -> None:
-    monkeypatch.setattr(storing, "IN_FLIGHT_WAIT_S", 0.1)
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
     store(index, 0, 2, {0: entry(), 1: entry()})
     replacing = Replacement(request_id(SHARD, 0), None, entry(), entry()._replace(reason="x"))
     successor = open_index()
@@ -904,7 +907,7 @@ def test_a_look_says_what_is_left(index: ShardIndex) -> None:
     store(index, 0, 4, {o: entry(NOW_MS - 10 + o) for o in range(3)} | {3: entry(NOW_MS + 70)})
     full, all_of_it = index.due(NOW_MS, 2), index.due(NOW_MS, 4)
 
-    assert nothing == Due([], False, None, None, 0)
+    assert nothing == DueEntries([], False, None, None, 0)
     assert [offset for offset, _ in full.entries] == [0, 1]
     assert (full.is_full, full.pending, full.oldest_ms) == (True, 4, NOW_MS - 10)
     assert [offset for offset, _ in all_of_it.entries] == [0, 1, 2]

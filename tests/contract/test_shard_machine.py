@@ -27,13 +27,13 @@ from hypothesis.stateful import (
 )
 
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.due_batch import LONGEST_RETRY_MS
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
-from blackbox.core.triaged import LONGEST_RETRY_MS
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
 from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
@@ -178,14 +178,14 @@ class ShardMachine(RuleBasedStateMachine):
         writer = Producer(self.journal, kafka=self.kafka, now_ms=lambda: self.now_ms)
         too_large = (Reason.TOO_LARGE, "too large")
         writer.refused["huge"] = writer.failing["strict"] = too_large
-        intake = Intake(self.journal.contract, index, None)
+        intake = Intake(self.journal.format, index, None)
         triage = Triage(
             shard=SHARD,
             targets=self.unavailable,
             journal=self.journal,
             reread=intake.reread,
             dead_letter_topic=LETTERS,
-            follow_ups=FollowUps(SHARD, self.journal.contract, self.journal),
+            follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
             retries=2,
         )
         dispatch = Dispatch(index, writer, triage, self.batch_limit)
@@ -240,7 +240,7 @@ class ShardMachine(RuleBasedStateMachine):
                 named = request_id(SHARD, self.replaces[offset]).encode()
                 written = written._replace(headers=[*written.headers, (REPLACES, named)])
             self.journal.request_records.append(written)
-            self.journal.contract.parsed[offset] = change
+            self.journal.format.parsed[offset] = change
         if count:
             self.intake_takes(count)
 
@@ -470,8 +470,8 @@ class ShardMachine(RuleBasedStateMachine):
 def test_every_request_has_one_outcome_whatever_fails(
     fake_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_WAIT_S", 0)
-    monkeypatch.setattr("blackbox.index.storing.IN_FLIGHT_LOOK_S", 0)
+    monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_WAIT_S", 0)
+    monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_LOOK_S", 0)
 
     class OnThisRedis(ShardMachine):
         pass

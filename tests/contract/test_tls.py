@@ -10,9 +10,9 @@ import redis
 
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.connection import pool
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from tests.contract.conftest import start_redis
@@ -84,7 +84,7 @@ def test_tls_is_used_all_the_way(
     index.begin(Positions(7, 3))
     index.close()
     connections.disconnect()
-    server = RedisServer(url)
+    server = RedisServers(url)
     assert server.now_ms() > 0
     server.close()
     with pytest.raises(IndexLost, match="certificate verify failed"):

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Change, Cold, Positions
 from blackbox.index import walk as walks
 from blackbox.index.connection import RedisSession
@@ -238,7 +238,7 @@ def a_rebuild(index: ShardIndex, open_index: Opener, client: redis.Redis) -> Non
 def a_rebuild_that_ended(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:
     other = open_index()
     other.begin(Positions(9, 3), binding=OURS, is_rebuild=True)
-    other.finish(3, Ended())
+    other.finish(3, OffsetSet())
 
 
 def requests_going_back(index: ShardIndex, open_index: Opener, client: redis.Redis) -> None:

@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from blackbox.embedded import EmbeddedError, EmbeddedKafka
-from blackbox.embedded import server as embedded_server
+from blackbox.embedded import embedded_server as embedded_server
 from blackbox.embedded.kafka import new_cluster_id
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from tests.embedded.deadline import is_alive
 
 

@@ -9,9 +9,9 @@ import pytest
 from redis import Redis
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
+from blackbox.embedded import embedded_server as embedded_server
 from blackbox.embedded import redis as embedded_redis
-from blackbox.embedded import server as embedded_server
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from tests.embedded.deadline import becomes_true, is_alive
 
 
@@ -203,7 +203,7 @@ def test_a_bad_setting_is_an_error_with_the_servers_words(
 
 def test_a_folder_in_use_is_refused(redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     redis.start()
-    monkeypatch.setattr("blackbox.embedded.process.lock_folder.__defaults__", (0.1,))
+    monkeypatch.setattr("blackbox.embedded.guarded_process.lock_folder.__defaults__", (0.1,))
     with pytest.raises(EmbeddedError, match="is in use by another process"):
         EmbeddedRedis(redis.folder).start()
 

@@ -29,7 +29,7 @@ class Dispatch:
             return None
         if not self._terms.can_reach_redis(owner):
             return state.in_doubt(who)
-        if not owner.expects(index) and self._terms.keeps(Rule.DUE_LABELS):
+        if not owner.expects(index) and self._terms.keeps(Rule.DUE_POSITIONS):
             return state.in_doubt(who)
         if index is None:
             return state.with_owner(who, owner._replace(is_connected=True))
@@ -99,7 +99,7 @@ class Dispatch:
             return None
         if not self._terms.can_reach_redis(owner) or index is None:
             return state.in_doubt(who)
-        if not owner.expects(index) and self._terms.keeps(Rule.REMOVAL_LABELS):
+        if not owner.expects(index) and self._terms.keeps(Rule.REMOVAL_POSITIONS):
             return state.in_doubt(who)
         if index.requests > owner.requests and self._terms.keeps(Rule.AHEAD):
             owner = owner._replace(ahead=0)

@@ -52,7 +52,7 @@ CANCELLED_WHILE_COLD = Story((COLD, CANCEL, PROMOTES_0), walks=1)
 
 
 LONG = pytest.mark.proof
-LONG_RULES = {Rule.REMOVAL_LABELS, Rule.BARRIER, Rule.REBUILDER}
+LONG_RULES = {Rule.REMOVAL_POSITIONS, Rule.BARRIER, Rule.REBUILDER}
 
 
 def needing(rule: Rule, *what: object) -> ParameterSet:
@@ -136,10 +136,10 @@ NEEDED = [
     (Rule.POSITION, BEHIND_A_GAP, "never at rest"),
     (Rule.ONE_MULTI, CANCELLED, "not pending"),
     (Rule.DUE_ONLY, CANCELLED, "delivered early"),
-    (Rule.DUE_LABELS, CANCELLED, "not pending"),
+    (Rule.DUE_POSITIONS, CANCELLED, "not pending"),
     (Rule.AHEAD, ONE_BY_ONE_AND_A_CANCEL, "delivered though ended before"),
     (Rule.COMMIT_FIRST, CANCELLED, "never delivered"),
-    (Rule.REMOVAL_LABELS, TWO, "delivered twice"),
+    (Rule.REMOVAL_POSITIONS, TWO, "delivered twice"),
     (Rule.WATCH, CANCELLED, "delivered though ended before"),
     (Rule.NO_RECONNECT, CANCELLED, "delivered twice"),
     (Rule.SHARD_ID, CANCELLED, "delivered twice"),

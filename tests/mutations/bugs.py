@@ -49,7 +49,7 @@ BUGS = (
         "intake moves its position first, and stores then",
         (
             Change(
-                "index/storing.py",
+                "index/intake_changes.py",
                 "                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
                 "                if not is_in_flight and self._exec([moved]) and self._exec(commands):\n",
@@ -62,7 +62,7 @@ BUGS = (
         "dispatch does not look whether the index is still its own",
         (
             Change(
-                "index/guard.py",
+                "index/guarded_index.py",
                 "            self._check(state, position)\n",
                 "",
             ),
@@ -91,12 +91,12 @@ BUGS = (
         "a removal is forgotten when its request is not in the index yet",
         (
             Change(
-                "index/delivering.py",
+                "index/dispatch_changes.py",
                 "ahead = [offset for offset in removals if offset >= found.requests]",
                 "ahead = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
             ),
             Change(
-                "index/opening.py",
+                "index/opening_changes.py",
                 "later = ended.bits_from(self.positions.requests)",
                 "later = ended.bits_from(1 << 60)",
             ),
@@ -108,7 +108,7 @@ BUGS = (
         "what was delivered is removed from whatever index is there now",
         (
             Change(
-                "index/guard.py",
+                "index/guarded_index.py",
                 "        return self._check(*self._session.run(commands)[1:])\n",
                 "        return positions_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
             ),
@@ -120,7 +120,7 @@ BUGS = (
         "the transactional id is the process', so that a new owner fences nobody",
         (
             Change(
-                "journal/writer.py",
+                "journal/shard_writer.py",
                 "access.transactional_id(str(shard)) if exactly_once",
                 "access.transactional_id(f\"{shard}-{__import__('os').getpid()}\") if exactly_once",
             ),
@@ -132,7 +132,7 @@ BUGS = (
         "a batch says that it begins at its first record, not where it was read from",
         (
             Change(
-                "journal/reader.py",
+                "journal/request_reader.py",
                 "                start, end = self._positions[shard], records[-1].offset + 1\n",
                 "                start, end = records[0].offset, records[-1].offset + 1\n",
             ),
@@ -198,7 +198,11 @@ BUGS = (
     Bug(
         "a-word-without-an-offset",
         "what the client calls delivered is believed, though it cannot say where",
-        (Change("journal/writer.py", "            self._unplaced += 1\n", "            pass\n"),),
+        (
+            Change(
+                "journal/shard_writer.py", "            self._unplaced += 1\n", "            pass\n"
+            ),
+        ),
         ("Kafka killed",),
         ("tests/service/test_moving_leader.py",),
     ),
@@ -241,7 +245,7 @@ BUGS = (
                 "        try:\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n"
                 "        except RecoveryRequired:\n"
-                "            self._session = Session(self._connections, self._keys.state)\n"
+                "            self._session = RedisSession(self._connections, self._keys.state)\n"
                 "            scores, *about = self._session.run([look, *self._about()])\n",
             ),
         ),
@@ -288,7 +292,7 @@ BUGS = (
         "intake forgets which conditional records did not count",
         (
             Change(
-                "index/storing.py",
+                "index/intake_changes.py",
                 "        yield from self._mark(self._keys.ignored, sorted(plan.ignored))\n",
                 "",
             ),
@@ -318,8 +322,8 @@ BUGS = (
         "an index that lies below the start of a journal is kept, and goes on at the start",
         (
             Change(
-                "core/recovery.py",
-                "if is_behind and (kept.is_rebuilding or self._can_begin(requests, binding)):",
+                "core/index_preparation.py",
+                "if is_behind and (kept.is_rebuilding or self._mark_covers_pending(requests, binding)):",
                 "if is_behind and kept.is_rebuilding:",
             ),
         ),
@@ -360,7 +364,7 @@ BUGS = (
         "journals are trimmed up to a mark that is not in Kafka yet",
         (
             Change(
-                "engine/session.py",
+                "engine/shard_session.py",
                 "            return written.result(WRITTEN_WITHIN_S)\n",
                 "            from blackbox.core.low_water import next_mark\n\n"
                 "            return next_mark(session.low_water.last, walk.positions, walk.lowest)\n",
@@ -373,7 +377,7 @@ BUGS = (
         "requests are stored by another process while the owner rebuilds the index",
         (
             Change(
-                "index/storing.py",
+                "index/intake_changes.py",
                 "if state[2] is not None and (ended is None or state[2] != self._token):",
                 "if False:",
             ),
@@ -404,12 +408,12 @@ BUGS = (
         "who begins an index empties it before it looks whether it is still the one it saw",
         (
             Change(
-                "index/opening.py",
+                "index/opening_changes.py",
                 "        while True:\n            self._watch_loaded()\n            names",
                 "        while True:\n            names",
             ),
             Change(
-                "index/opening.py",
+                "index/opening_changes.py",
                 "            self._drop_payloads()\n            about",
                 "            self._drop_payloads()\n            self._watch_loaded()\n            about",
             ),
@@ -447,7 +451,7 @@ BUGS = (
         "an index is bound to new receipts, and forgets that they do not tell what was delivered before",
         (
             Change(
-                "rebind/run.py",
+                "rebind/topic_rebind.py",
                 "index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)",
                 "index.rebind(decision.positions, self._ours, 0, tail)",
             ),
@@ -473,7 +477,7 @@ BUGS = (
         "rebind gives up when a service that tries to open the shard fences it",
         (
             Change(
-                "rebind/run.py",
+                "rebind/topic_rebind.py",
                 "return again(self._rebind, index)",
                 "return self._rebind(index)",
             ),
@@ -525,7 +529,7 @@ BUGS = (
         "which record promotion wrote is remembered although its request has ended",
         (
             Change(
-                "index/delivering.py",
+                "index/dispatch_changes.py",
                 "                commands += zrem_chunks(self._keys.moved, origins)\n",
                 "",
             ),
@@ -628,7 +632,7 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "        self._load()  # `blackbox rebind` may be running, and would be fenced for nothing\n",
+                "        preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing\n",
                 "",
             ),
         ),
@@ -751,7 +755,7 @@ BUGS = (
         "former partitions are begun with the first one, and a run that is interrupted hides the others",
         (
             Change(
-                "rebind/run.py",
+                "rebind/topic_rebind.py",
                 "[*there, *reversed(gone)]",
                 "[*there, *gone]",
             ),
@@ -836,7 +840,7 @@ BUGS = (
         "the large records of a batch's dead letters are read from Kafka all at once",
         (
             Change(
-                "core/triaged.py",
+                "core/due_batch.py",
                 "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
                 "            elif False:\n",
             ),
@@ -914,7 +918,7 @@ BUGS = (
         "what a Redis that went back, or an owner that was fenced, has parked is not looked for",
         (
             Change(
-                "index/delivering.py",
+                "index/dispatch_changes.py",
                 "            if total != sum(counts):",
                 "            if False:",
             ),
@@ -940,7 +944,7 @@ BUGS = (
         "what comes due anew for a target goes out before what was parked for it",
         (
             Change(
-                "core/triaged.py",
+                "core/due_batch.py",
                 "        for part in (self.ready, self.alone) if due.backlogs else ():\n",
                 "        for part in ():\n",
             ),
@@ -953,7 +957,7 @@ BUGS = (
         "a backlog of one target takes a whole batch",
         (
             Change(
-                "index/delivering.py",
+                "index/dispatch_changes.py",
                 "            stored = self._payloads(ready + released, int(state[2] or 0))\n",
                 "            stored = self._payloads((released + ready)[:limit], int(state[2] or 0))\n",
             ),
@@ -1012,7 +1016,7 @@ BUGS = (
         "what comes due anew takes the places of a backlog under a rate",
         (
             Change(
-                "rules/pace.py",
+                "rules/target_rates.py",
                 "        old = bisect_left(due_ms, second * 1000)\n",
                 "        old = count\n",
             ),
@@ -1092,7 +1096,7 @@ BUGS = (
         "who delivers waits while targets are asked for that were known a moment ago",
         (
             Change(
-                "journal/targets.py",
+                "journal/target_topics.py",
                 "            or known[topic][0] + STILL_GOOD_S < now\n",
                 "            or True\n",
             ),
@@ -1131,7 +1135,7 @@ BUGS = (
         "dead letters whose topic is missing are looked at again and again",
         (
             Change(
-                "core/triaged.py",
+                "core/due_batch.py",
                 "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
                 "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
             ),
@@ -1183,7 +1187,7 @@ BUGS = (
         "dead letters of other deployments in the same topic are shown and discarded",
         (
             Change(
-                "journal/letterbox.py",
+                "journal/dead_letter_topic.py",
                 "                        if self._is_ours(letter):\n",
                 "                        if letter.source:\n",
             ),
@@ -1289,7 +1293,7 @@ BUGS = (
         "control characters make an answer of dead letters six times as large as it may be",
         (
             Change(
-                "api/letters.py",
+                "api/dead_letters.py",
                 "            letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]\n",
                 "            letters=[LetterState.of(one, with_record=is_operator) for one in found]\n",
             ),

@@ -181,8 +181,8 @@ def test_an_age_of_renewal_may_be_left_empty_in_the_chart() -> None:
 
 def test_the_schema_knows_every_format() -> None:
     pattern = SCHEMA["properties"]["config"]["properties"]["requestTopics"]["pattern"]
-    for contract in FORMATS:
-        assert re.search(pattern, f"TB:{contract},other:{contract}")
+    for format_name in FORMATS:
+        assert re.search(pattern, f"TB:{format_name},other:{format_name}")
 
 
 @pytest.mark.parametrize("values", [None, *EVERY_FILE])

@@ -12,7 +12,7 @@ from types import TracebackType
 import psutil
 import pyspark
 
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.world import until
 
 SPARK = Path(pyspark.__file__).parent

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from blackbox.spark.session import start_session
+from blackbox.spark.spark_session import start_session
 
 
 @pytest.fixture(scope="session")

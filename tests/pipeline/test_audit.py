@@ -64,7 +64,7 @@ class Books:
         self.keys = Keys(self.shard)
         self._connections = pool(world.redis.url)
         self.index = ShardIndex(self.shard, self._connections, grace_s=3600)
-        self._contract = formats(settings)[self.shard.topic]
+        self._format = formats(settings)[self.shard.topic]
         self._journal = ShardJournal(self.shard, kafka(settings))
         self._producer = Producer(
             {
@@ -93,7 +93,7 @@ class Books:
 
     def take_in(self) -> None:
         """What intake does with all that is in the journal."""
-        intake = Intake(self._contract, self.index, None)
+        intake = Intake(self._format, self.index, None)
         for batch in self._journal.requests(
             self.index.positions.requests, self._journal.request_bounds().end
         ):
@@ -103,7 +103,7 @@ class Books:
         """The message of a request, in its target; where."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
-        [(_, asked)] = parse(self._contract, alone, now_ms(), None).changes
+        [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
         return self.target, *self._write(message.topic, -1, message.value, message.headers)

@@ -29,10 +29,10 @@ from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import OwnTopics
-from blackbox.journal.writer import Writer
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt
@@ -475,7 +475,7 @@ def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
     driver.wait_open(shard)
     driver.lease = None  # as if the driver were gone, and the shard another one's
 
-    writer = Writer(shard, driver.access, exactly_once=True)
+    writer = ShardWriter(shard, driver.access, exactly_once=True)
     writer.open()
     driver.take_in(shard, 0.6)  # due when the last lease is old
     driver.bus.send("soon", [*shard, 0])

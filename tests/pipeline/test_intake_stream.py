@@ -27,7 +27,7 @@ from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.records.clock import Clock
 from blackbox.records.request import Shard

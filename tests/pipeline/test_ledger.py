@@ -34,8 +34,8 @@ from blackbox.jobs.ledger.manifest import newest
 from blackbox.jobs.ledger.upkeep import UpkeepLimits
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
-from blackbox.spark.journals import Journal, Journals, Span, of_table
+from blackbox.spark.job_failures import LedgerError
+from blackbox.spark.journals import JournalKey, JournalTables, Span, of_table
 from blackbox.support import logs
 from tests.pipeline.cluster import kill_tree
 from tests.raw_record import write_with_header
@@ -315,7 +315,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     assert before < data_files(path)
     books.assert_equal(path)
     kept = books.open(path)
-    assert kept.reach[Journal("requests", Shard(books.topic, 2))] == Span(0, 3)
+    assert kept.reach[JournalKey("requests", Shard(books.topic, 2))] == Span(0, 3)
     verdict = Ledger.verify(books.spark, str(path))
     assert (verdict.problems, verdict.leftovers) == ([], 0)
     assert verdict.rows == sum(one.rows for one in third.tables.values())
@@ -345,7 +345,7 @@ def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
     books.ask(3)
     books.tell(Receipt(NOON_MS, dead=[2]))
 
-    both = Journals(books.spark, books.settings, books.access, books.open(path))
+    both = JournalTables(books.spark, books.settings, books.access, books.open(path))
 
     assert requests_in(both.requests(whole=True)) == asked + books.requests_in_kafka()
     assert outcomes_in(both.outcomes()) == told + books.outcomes_in_kafka()
@@ -484,10 +484,10 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
     ledger = books.open(path)
     shard = Shard(books.topic, 0)
     assert ledger.gaps == {
-        Journal("requests", shard): (Span(3, 6),),
-        Journal("outcomes", shard): (Span(1, 2),),
+        JournalKey("requests", shard): (Span(3, 6),),
+        JournalKey("outcomes", shard): (Span(1, 2),),
     }
-    assert ledger.reach[Journal("requests", shard)] == Span(0, 8)
+    assert ledger.reach[JournalKey("requests", shard)] == Span(0, 8)
     assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
     assert [one[1] for one in outcomes_in(ledger.outcomes())] == [0, 2, 3]
     assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
@@ -526,7 +526,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
         "created again. One ledger cannot hold both: "
     )
     with pytest.raises(LedgerError, match="the topic was deleted and created again"):
-        Journals(books.spark, books.settings, books.access, books.open(path))
+        JournalTables(books.spark, books.settings, books.access, books.open(path))
 
 
 def test_a_receipt_of_a_later_version_is_named(books: Books, tmp_path: Path) -> None:

@@ -37,7 +37,12 @@ from blackbox.config.settings import load as read_settings
 from blackbox.config.wiring import kafka
 from blackbox.jobs.load.load import Load, LoadCheck, LoadFile, UnusableFile, find_files, read_files
 from blackbox.jobs.load.tasks import SendRate
-from blackbox.journal.loading import Marks, PieceWriter, largest_record, piece_name
+from blackbox.journal.piece_writer import (
+    PieceProgressReader,
+    PieceWriter,
+    largest_record,
+    piece_name,
+)
 from blackbox.journal.topics import Topics
 from blackbox.records.errors import Fenced
 from blackbox.records.request import Headers
@@ -332,7 +337,7 @@ def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> No
     with pytest.raises(Exception, match="Unknown topic or partition"):
         producer.send_offsets_to_transaction([TopicPartition(hold.world.requests, 99, 1)], group, 1)
     writer.close()
-    assert Marks(hold.access, hold.world.requests).of([name]) == {}
+    assert PieceProgressReader(hold.access, hold.world.requests).of([name]) == {}
 
 
 class Command:
@@ -384,7 +389,7 @@ def type_load(
     hold: Hold, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Answer]:
     """Runs the command in this process, on the shared session."""
-    monkeypatch.setattr("blackbox.spark.session.start_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr("blackbox.spark.spark_session.start_session", lambda *_: nullcontext(spark))
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     topic = hold.world.requests
     topics = Topics(hold.access.admin())

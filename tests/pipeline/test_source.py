@@ -36,8 +36,8 @@ from blackbox.engine.spark.kafka_source import (
     reachable,
 )
 from blackbox.journal import ranges
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Range, read_ranges
 from blackbox.records.errors import JournalLost
 from tests.world import until

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedKafka, EmbeddedStack
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.security.certificates import Certificates
 from tests.security.conftest import REDIS_PASSWORD
 from tests.security.guarded import PASSWORD, USER

@@ -80,9 +80,7 @@ def test_nothing_in_a_request_becomes_a_part_of_a_key(
     ]
     headers = [("CALLER_SERVICE", caller.encode(errors="surrogatepass"))]
     records = [Record(n, NOW_MS, None, value, list(headers)) for n, value in enumerate(values)]
-    contract = make_format(
-        "countdown", Options(max_countdown_s=100, own_topics=lambda topic: False)
-    )
+    format = make_format("countdown", Options(max_countdown_s=100, own_topics=lambda topic: False))
     connections = pool(own_server.url)
     index = ShardIndex(Shard("TB", 0), connections, grace_s=3600)
     with redis.Redis.from_url(own_server.url) as client:
@@ -91,9 +89,7 @@ def test_nothing_in_a_request_becomes_a_part_of_a_key(
         for horizon_ms in (None, 1):
             start = index.positions.requests
             moved = [record._replace(offset=start + record.offset) for record in records]
-            Intake(contract, index, horizon_ms).apply(
-                Batch(start, start + len(moved), moved), NOW_MS
-            )
+            Intake(format, index, horizon_ms).apply(Batch(start, start + len(moved), moved), NOW_MS)
         found: Any = client.keys("*")
         index.close()
         connections.disconnect()

@@ -20,8 +20,8 @@ from blackbox.core.plan import Binding, Positions
 from blackbox.embedded import EmbeddedStack
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import Marks, PieceWriter, piece_name
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.piece_writer import PieceProgressReader, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.topics import Topics
 from blackbox.records.entry import Entry
@@ -701,14 +701,14 @@ def load_a_piece(town: Town) -> None:
     """What the tasks of `blackbox load` do."""
     access = town.access()
     name = piece_name(access, "0123abcd", 0)
-    Marks(access, town.requests).of([name])
+    PieceProgressReader(access, town.requests).of([name])
     writer = PieceWriter(access, town.requests, name, 1)
     try:
         assert writer.open() == 0
         writer.send([(None, b"{}", [])], 1)
     finally:
         writer.close()
-    assert Marks(access, town.requests).of([name], settled=True)[name].rows == 1
+    assert PieceProgressReader(access, town.requests).of([name], settled=True)[name].rows == 1
 
 
 @each("load")

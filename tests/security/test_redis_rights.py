@@ -19,7 +19,7 @@ from blackbox.index import bus
 from blackbox.index.connection import pool
 from blackbox.index.dump import Dump
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
@@ -312,7 +312,7 @@ def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_
         for password in ("", REDIS_PASSWORD):
             url = f"redis://{user}:{password}@127.0.0.1:{server.port}/0"
             with pytest.raises(IndexLost, match="invalid username-password pair"):
-                RedisServer(url).now_ms()
+                RedisServers(url).now_ms()
     server.stop()
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from blackbox.client.asking import RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, SettingsError, load
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
@@ -22,7 +22,7 @@ from blackbox.engine.process import ProcessEngine
 from blackbox.index.bus import Bus
 from blackbox.index.connection import RedisSession, pool, servers_of
 from blackbox.index.inspector import Inspector
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from tests.security.certificates import make_ca, make_locked_key
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import kafka_rights
@@ -182,7 +182,7 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
     access = kafka(settings)
     url = settings.redis_url.get_secret_value()
     connections = servers_of(pool(url), [b""])[b""]
-    redis = RedisServer(url)
+    redis = RedisServers(url)
     objects: list[object] = [
         settings, settings.redis_url, settings.model_dump(), access, connections,
         pool(url), connections.make_connection(), RedisSession(connections), redis, vars(redis), Inspector.of(url),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from tests.security.certificates import Certificates, make_ca, make_certificates
 from tests.service.test_cli import blackbox
 from tests.world import World, until

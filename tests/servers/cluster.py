@@ -13,7 +13,7 @@ import redis
 from redis.crc import key_slot
 
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import HOST, is_free
+from blackbox.embedded.tcp_ports import HOST, is_free
 from tests.world import until
 
 NODES = 3

@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from blackbox.embedded import EmbeddedKafka
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 
 PRODUCE = 0
 NOT_LEADER = 6

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import HOST, free_port
-from blackbox.embedded.process import GuardedProcess
+from blackbox.embedded.guarded_process import GuardedProcess
 from blackbox.embedded.redis import find_redis
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.world import until
 
 SERVICE = "shop"

@@ -13,7 +13,7 @@ from confluent_kafka.admin import NewTopic
 
 from blackbox.embedded import EmbeddedError, EmbeddedKafka
 from blackbox.embedded.kafka import new_cluster_id
-from blackbox.embedded.ports import HOST, free_port
+from blackbox.embedded.tcp_ports import HOST, free_port
 from tests.world import World, until
 
 WITH_RIGHTS = {

@@ -245,7 +245,7 @@ def test_of_a_bulk_with_one_too_large_nothing_is_written(
 def test_schedules_are_told_as_kafka_message_scheduler_tells_them(
     world: World, serve: Serve
 ) -> None:
-    world.contract = "scheduler"
+    world.format_name = "scheduler"
     at_s = int(time.time()) + 3600
     terms = {
         "scheduler-epoch": str(at_s),

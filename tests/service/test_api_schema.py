@@ -29,7 +29,7 @@ def lines(_: Any, value: Any) -> bytes:
 def test_every_answer_is_as_described_and_none_is_a_fault_of_the_server(
     world: World, serve: Serve
 ) -> None:
-    world.contract = "countdown"
+    world.format_name = "countdown"
     service = serve()
     schema = schemathesis.openapi.from_url(f"{service.base_url}/openapi.json")
     operations = list(schema.get_all_operations())

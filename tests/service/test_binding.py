@@ -27,10 +27,10 @@ from blackbox.engine.caretaker import Caretaker
 from blackbox.engine.metrics import Metrics
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.rebind import INTERRUPTED, leftovers
-from blackbox.rebind import run as rebinding
+from blackbox.rebind import topic_rebind as rebinding
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
@@ -407,7 +407,7 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
     def beside_a_service(*args: Any, **more: Any) -> Any:
         if not fenced:
             fenced.append(True)
-            with closing(Writer(shard, kafka(world.settings()), exactly_once=True)) as other:
+            with closing(ShardWriter(shard, kafka(world.settings()), exactly_once=True)) as other:
                 other.open()
         return real(*args, **more)
 
@@ -430,7 +430,7 @@ def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
     shard, access = Shard(world.requests, 0), kafka(world.settings())
     long = replace(access, settings=dict(access.settings) | {"transaction.timeout.ms": "900000"})
-    with closing(Writer(shard, long, exactly_once=True)) as killed:
+    with closing(ShardWriter(shard, long, exactly_once=True)) as killed:
         killed.open()
         killed.begin()
         killed.send(Outgoing(0, world.requests, None, b"{}", [], 0), {})
@@ -734,8 +734,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str
 
 
 MOMENTS: dict[str, tuple[type, str, int]] = {
-    "nothing is committed": (Writer, "flush", 3),
-    "Kafka has more than Redis knows": (Writer, "commit", 2),
+    "nothing is committed": (ShardWriter, "flush", 3),
+    "Kafka has more than Redis knows": (ShardWriter, "commit", 2),
     "some have left the index": (ShardIndex, "settle", 1),
     "one partition is done": (ShardIndex, "rebind", 1),
 }
@@ -774,7 +774,7 @@ def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice
     until("they are taken in", lambda: pending(world, client) == len(world.asked))
     create_again(world, world.requests, world.partitions, service)
     why_not_open(service)
-    interrupt(monkeypatch, world, (Writer, "commit", 2))
+    interrupt(monkeypatch, world, (ShardWriter, "commit", 2))
     with monkeypatch.context() as patched:
         patched.setattr(ShardIndex, "discard", lambda _: (_ for _ in ()).throw(IndexLost("cut")))
         with pytest.raises(IndexLost):

@@ -28,7 +28,8 @@ from confluent_kafka.admin import (
 
 from blackbox.admin.admin import Admin
 from blackbox.embedded import EmbeddedError, EmbeddedRedis
-from blackbox.journal.topics import KEPT, receipts_topic
+from blackbox.journal.own_topics import UNLIMITED_RETENTION
+from blackbox.journal.topics import receipts_topic
 from tests.conftest import missing
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
@@ -346,9 +347,11 @@ def scene(
     with PlacedWorld(brokers.first, small_redis, tmp_path, engine) as world:
         second, place = f"{world.name}.second", [[2 if AT_LENGTH else 1]] * 2
         world.create(
-            NewTopic(receipts_topic(world.requests), world.partitions, config=KEPT),
+            NewTopic(receipts_topic(world.requests), world.partitions, config=UNLIMITED_RETENTION),
             NewTopic(second, 2, replica_assignment=place),
-            NewTopic(receipts_topic(second), 2, replica_assignment=place, config=KEPT),
+            NewTopic(
+                receipts_topic(second), 2, replica_assignment=place, config=UNLIMITED_RETENTION
+            ),
         )
         topics = f"{world.requests}:countdown,{second}:countdown"
         service = world.start_service(request_topics=topics, callers_file=rules, retries=1)

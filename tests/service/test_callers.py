@@ -207,7 +207,7 @@ def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
 
 @pytest.mark.proof
 def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> None:
-    world.contract = "scheduler"
+    world.format_name = "scheduler"
     path = rules(world, "[others]\nadmitted = false")
     world.start_service(callers_file=path, history_topic=f"{world.name}.history").wait_ready()
     terms = [("scheduler-epoch", b"0"), ("scheduler-target-topic", world.targets[0].encode())]

@@ -25,7 +25,7 @@ from blackbox.config.check import FINDINGS, Finding, finding, findings
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from blackbox.journal.topics import Topics, TopicSettings, receipts_topic
 from blackbox.records.errors import IndexLost, JournalLost
 from tests.world import until

@@ -13,7 +13,7 @@ import pytest
 
 from blackbox import AsyncClient, Client, State
 from blackbox.client import LookupFailed
-from blackbox.core.status import Place
+from blackbox.core.request_status import Place
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.errors import JournalLost

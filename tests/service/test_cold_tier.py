@@ -268,20 +268,23 @@ def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year
     registry = StatusLookup(year.settings)
     registry.count_partitions()
     shard = year.shards[0]
-    cold = registry.fate(shard, 0)
+    cold = registry.status(shard, 0)
     assert (cold.state, cold.is_cold, cold.due_ms) == ("pending", True, now_ms + 9 * HOUR_MS)
     year.promote(now_ms + 8 * HOUR_MS)
     year.pass_to(now_ms + 8 * HOUR_MS)
-    assert (registry.fate(shard, 0).state, registry.fate(shard, 0).is_cold) == ("pending", False)
+    assert (registry.status(shard, 0).state, registry.status(shard, 0).is_cold) == (
+        "pending",
+        False,
+    )
     listed = blackbox(year.environment | {"COLUMNS": "200"}, "pending")
     assert request_id(shard, 0) in listed.out
     assert instant(now_ms + 9 * HOUR_MS) in listed.out
     assert blackbox(year.environment, "pending", "--json").json["id"] == request_id(shard, 0)
     year.pass_to(now_ms + 9 * HOUR_MS)
 
-    fate = registry.fate(shard, 0)
+    status = registry.status(shard, 0)
     registry.close()
-    assert (fate.state, fate.id) == ("delivered", request_id(shard, 0))
+    assert (status.state, status.id) == ("delivered", request_id(shard, 0))
 
 
 def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(

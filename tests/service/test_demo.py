@@ -18,7 +18,7 @@ from rich.console import Console
 from blackbox.demo import performance
 from blackbox.demo.display import Display
 from blackbox.demo.performance import Demo
-from blackbox.demo.script import ExpectedOutcome, Line
+from blackbox.demo.script import ExpectedOutcome, ScriptedRecord
 from tests.world import AT_LENGTH, until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
@@ -134,8 +134,10 @@ def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
 ) -> None:
     honest = performance.send
 
-    def forgetful(script: Sequence[Line], bootstrap_servers: str) -> Iterator[int]:
-        first = next(n for n, line in enumerate(script) if line.fate is ExpectedOutcome.DELIVERED)
+    def forgetful(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> Iterator[int]:
+        first = next(
+            n for n, line in enumerate(script) if line.expected is ExpectedOutcome.DELIVERED
+        )
         return honest([*script[:first], *script[first + 1 :]], bootstrap_servers)
 
     monkeypatch.setattr(performance, "send", forgetful)

@@ -21,15 +21,15 @@ from blackbox.admin.pending import Cursor, Found, PendingFilter
 from blackbox.api import door, turns
 from blackbox.api.access import OPEN, OPEN_FOLDER
 from blackbox.api.app import make_app
-from blackbox.api.letters import MOST_TOLD_BYTES
+from blackbox.api.dead_letters import MOST_TOLD_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.api.turns import READS_AT_ONCE
 from blackbox.config.settings import SettingsError, load
-from blackbox.core.status import Fate
+from blackbox.core.request_status import RequestStatus
 from blackbox.engine.metrics import Metrics
 from blackbox.index.inspector import Pending
-from blackbox.journal.letterbox import MOST_SHOWN_BYTES, Letter
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard
 from tests.service.test_http import HOST, Patient
@@ -476,7 +476,7 @@ class Moving(Nobody):
     def reschedule(
         self, id: str, *, countdown_s: float | None, at: str | int | None
     ) -> Rescheduled:
-        return Rescheduled("too-late", Fate(id, f"{countdown_s} {at}", "ended"))
+        return Rescheduled("too-late", RequestStatus(id, f"{countdown_s} {at}", "ended"))
 
 
 @pytest.mark.parametrize("kind", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])

@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 from tests.world import (
@@ -82,7 +82,7 @@ def test_a_group_and_a_topic_that_are_together_another_pair_fence_nobody(world: 
         writers = []
         for group, topic in pairs:
             access = KafkaAccess(servers, group)
-            writer = Writer(Shard(topic, 0), access, exactly_once=True)
+            writer = ShardWriter(Shard(topic, 0), access, exactly_once=True)
             ending.callback(writer.close)
             writer.open()
             writers.append(writer)

@@ -12,7 +12,7 @@ import redis
 
 from blackbox.config.check import finding
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.service.test_cli import blackbox

@@ -13,7 +13,7 @@ import redis
 from confluent_kafka import Message
 
 from blackbox.config.wiring import formats
-from blackbox.journal.records import read_records
+from blackbox.journal.message_conversion import read_records
 from blackbox.records.carried import carried
 from blackbox.records.request import Cancel, Request
 from tests.hostile import HOSTILE
@@ -36,17 +36,17 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("contract", "engine"),
-    [(contract, engine) for contract, engines in ENGINES.items() for engine in engines],
+    ("format_name", "engine"),
+    [(format_name, engine) for format_name, engines in ENGINES.items() for engine in engines],
     indirect=["engine"],
 )
 def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
-    world: World, contract: str
+    world: World, format_name: str
 ) -> None:
-    world.contract = contract
+    world.format_name = format_name
     own = [world.requests, f"{world.requests}.receipts", world.dead_letters, "__consumer_offsets"]
-    hostile = HOSTILE[contract](SEED, list(world.targets), own)
-    if contract == "timer":
+    hostile = HOSTILE[format_name](SEED, list(world.targets), own)
+    if format_name == "timer":
         world.targets = [f"{world.requests}.expired"]
     service = world.start_service().wait_ready()
     for number in range(RECORDS):
@@ -78,7 +78,7 @@ def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
     twice = len(delivered) + len(letters) - len({*delivered, *letters})
     assert twice == 0, f"something came out twice, seed {SEED}"
     print(
-        f"\n{RECORDS:,} records of {contract}, engine {world.engine}, seed {SEED}: {len(delivered):,} delivered, "
+        f"\n{RECORDS:,} records of {format_name}, engine {world.engine}, seed {SEED}: {len(delivered):,} delivered, "
         f"{len(letters):,} dead letters, {len(pending(world, index)):,} pending, {len(ended):,} "
         "cancels and what they or later requests ended"
     )
@@ -87,13 +87,13 @@ def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
 
 def superseded(world: World, written: list[Message]) -> set[str]:
     """Cancels, and the requests that a later record of the same partition cancels or replaces."""
-    contract = formats(world.settings())[world.requests]
+    format_name = formats(world.settings())[world.requests]
     held: dict[tuple[int | None, str], str] = {}
     ended: set[str] = set()
     for message, record in zip(written, read_records(written), strict=True):
         if carried(record.headers):
             continue
-        asked = contract.parse(record, 2**53)
+        asked = format_name.parse(record, 2**53)
         if isinstance(asked, Request | Cancel) and asked.caller_id is not None:
             name = message.partition(), asked.caller_id
             ended |= {held.pop(name)} if name in held else set()

@@ -10,15 +10,15 @@ from confluent_kafka import Producer
 
 from blackbox.admin.admin import Admin
 from blackbox.api.answers import LetterState
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.letterbox import (
+from blackbox.journal.dead_letter_topic import (
     HEADER,
     LONGEST_STRETCH,
     MOST_SHOWN_BYTES,
+    DeadLetterTopic,
     Letter,
-    Letterbox,
     beginning,
 )
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.outgoing import LETTER_HEADERS
 from tests.world import World
@@ -34,7 +34,7 @@ def headers(topic: str, offset: int) -> list[tuple[str, str | bytes | None]]:
 
 
 @pytest.fixture
-def box(world: World) -> Letterbox:
+def box(world: World) -> DeadLetterTopic:
     """A thousand letters; the newest hundred and every tenth of the others were discarded."""
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
     for number in range(LETTERS):
@@ -46,7 +46,7 @@ def box(world: World) -> Letterbox:
             producer.produce(world.dead_letters, None, headers=[(HEADER, mark.encode())])
     assert producer.flush(60) == 0
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
-    return Letterbox(access, world.dead_letters, [world.requests])
+    return DeadLetterTopic(access, world.dead_letters, [world.requests])
 
 
 OPEN = [number for number in reversed(range(LETTERS - 100)) if number % 10]
@@ -91,12 +91,14 @@ def number_of(letter: Letter) -> int | None:
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 799, LETTERS, None])
 def test_the_newest_open_letters_are_found_whatever_the_limit(
-    box: Letterbox, limit: int | None
+    box: DeadLetterTopic, limit: int | None
 ) -> None:
     assert box.newest(number_of, limit) == OPEN[:limit]
 
 
-def test_no_more_is_read_than_it_takes(box: Letterbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_read_than_it_takes(
+    box: DeadLetterTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     requests = ShardJournal.requests
 

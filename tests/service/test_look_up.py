@@ -14,9 +14,10 @@ from confluent_kafka import Producer
 
 from blackbox import Client
 from blackbox.admin.admin import Admin
-from blackbox.core.ended import Ended
+from blackbox.core.journal_search import NEAR, LookupLimit
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch
-from blackbox.core.status import NEAR, Fate, Limit
+from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.journal.shard_journal import ShardJournal
@@ -56,7 +57,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
             yield found
 
     def count_requests(
-        journal: ShardJournal, start: int, end: int, ended: Ended | None = None
+        journal: ShardJournal, start: int, end: int, ended: OffsetSet | None = None
     ) -> Iterator[Batch]:
         for batch in requests(journal, start, end, ended):
             read.requests += len(batch.records)
@@ -82,7 +83,7 @@ def write_receipts(world: World, partition: int, count: int) -> None:
 @pytest.fixture
 def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies a second back is not taken for simultaneous."""
-    monkeypatch.setattr("blackbox.core.status.CLOCKS_APART_MS", 200)
+    monkeypatch.setattr("blackbox.core.journal_search.CLOCKS_APART_MS", 200)
 
 
 @pytest.fixture
@@ -109,9 +110,9 @@ def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
     try:
         until("it is pending", lambda: getattr(admin.find(id), "state", "") == "pending")
         world.services[0].stop()
-        fate = admin.find(id)
-        assert fate is not None
-        write_receipts(world, int(fate.source.partition("@")[0].rpartition("/")[2]), MANY)
+        status = admin.find(id)
+        assert status is not None
+        write_receipts(world, int(status.source.partition("@")[0].rpartition("/")[2]), MANY)
         serve()  # its index is beyond them now
         read.reset()
         assert getattr(admin.find(id), "state", "") == "pending"
@@ -170,10 +171,10 @@ def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
     fill(year, MANY)
     for offset in (0, 7, 30, 49):
         read.reset()
-        fate = found(admin, year, offset)
-        print(f"\n{fate.source}: {read.receipts:,} receipts, {read.requests:,} requests")
-        assert (fate.state, fate.id) == ("pending", request_id(year.shards[0], offset))
-        assert fate.carried is not None
+        status = found(admin, year, offset)
+        print(f"\n{status.source}: {read.receipts:,} receipts, {read.requests:,} requests")
+        assert (status.state, status.id) == ("pending", request_id(year.shards[0], offset))
+        assert status.carried is not None
         assert (read.receipts, read.requests) == (0, 0)
 
 
@@ -196,9 +197,9 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
         year.pass_to(int(time.time() * 1000))
         fill(year, MANY)
         read.reset()
-        fate = found(admin, year, 0)
+        status = found(admin, year, 0)
         print(f"\n{read.receipts:,} receipts and {read.requests:,} requests of {2 * MANY:,}")
-        assert fate.state == "delivered"
+        assert status.state == "delivered"
         assert read.receipts < 50
         assert read.requests <= NEAR
     finally:
@@ -215,25 +216,25 @@ def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothin
     fill(year, 2 * NEAR)
     year.pass_to(year.began_ms)
     assert found(admin, year, 0).state == "ended"
-    monkeypatch.setattr("blackbox.admin.lookup.Limit", partial(Limit, records=1000))
-    fate = found(admin, year, 0)
-    assert (fate.state, "blackbox audit" in (fate.detail or "")) == ("undetermined", True)
-    done = admin.cancel(fate.id)
+    monkeypatch.setattr("blackbox.admin.lookup.LookupLimit", partial(LookupLimit, records=1000))
+    status = found(admin, year, 0)
+    assert (status.state, "blackbox audit" in (status.detail or "")) == ("undetermined", True)
+    done = admin.cancel(status.id)
     assert (done.outcome, done.request and done.request.state) == ("undetermined", "undetermined")
     without_cold_tier = Admin(year.world.settings(hot_horizon_s=0))
     try:
         year.client.hdel(Keys(year.shards[0]).state, "cold")
-        fate = found(without_cold_tier, year, 0)
-        assert fate.state == "over"
-        assert without_cold_tier.cancel(fate.id).outcome == "too-late"
+        status = found(without_cold_tier, year, 0)
+        assert status.state == "over"
+        assert without_cold_tier.cancel(status.id).outcome == "too-late"
     finally:
         without_cold_tier.close()
 
 
-def found(admin: Admin, year: Year, offset: int) -> Fate:
-    fate = admin.find(request_id(year.shards[0], offset))
-    assert fate is not None
-    return fate
+def found(admin: Admin, year: Year, offset: int) -> RequestStatus:
+    status = admin.find(request_id(year.shards[0], offset))
+    assert status is not None
+    return status
 
 
 def fill(year: Year, count: int) -> None:

@@ -8,13 +8,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from blackbox.journal import access as access_module
-from blackbox.journal.access import ConnectionMonitor, KafkaAccess
+from blackbox.journal import kafka_access as access_module
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import ConnectionMonitor, KafkaAccess
 from blackbox.journal.membership import Membership
 from blackbox.journal.partition_reader import PartitionReader
-from blackbox.journal.reader import RequestReader
-from blackbox.journal.targets import Targets
+from blackbox.journal.request_reader import RequestReader
+from blackbox.journal.target_topics import TargetTopics
 from blackbox.records.request import Shard
 from tests.world import World, until
 
@@ -120,7 +120,7 @@ def test_a_member_gives_its_shards_up_and_gets_them_again(
 def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
     world: World, access: KafkaAccess
 ) -> None:
-    targets = Targets(access)
+    targets = TargetTopics(access)
     targets._admin = KafkaAccess("127.0.0.1:1", world.name, {"log_level": "0"}).admin()
     assert targets.unavailable([world.targets[0]]) == {}
 

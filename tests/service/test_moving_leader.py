@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from blackbox.client.asking import RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.embedded import EmbeddedStack
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.transactions import Transactions
 from tests.servers.moving_leader import MovingLeader, moving_leader
 from tests.world import World, read_all, until

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.config.wiring import kafka
-from blackbox.journal.seconds import Seconds
+from blackbox.journal.oscillator_topic import OscillatorTopic
 from blackbox.records.errors import Fenced, JournalLost
 from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
 
@@ -87,8 +87,8 @@ def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
     assert seconds[-1] <= now()
 
 
-def opened(world: World) -> Seconds | None:
-    seconds = Seconds(kafka(world.settings()), topic(world))
+def opened(world: World) -> OscillatorTopic | None:
+    seconds = OscillatorTopic(kafka(world.settings()), topic(world))
     try:
         assert seconds.open() is None
     except JournalLost:
@@ -132,7 +132,7 @@ def test_seconds_begin_with_the_current_one_on_a_topic_that_is_made_with_one_par
 
 def test_the_last_second_is_found_behind_records_of_others(world: World) -> None:
     world.create(NewTopic(topic(world), 1))
-    seconds = Seconds(kafka(world.settings()), topic(world))
+    seconds = OscillatorTopic(kafka(world.settings()), topic(world))
     assert seconds.open() is None
     seconds.write(range(100, 300))
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
@@ -140,6 +140,6 @@ def test_the_last_second_is_found_behind_records_of_others(world: World) -> None
         producer.produce(topic(world), b"1", key)
     producer.flush()
     seconds.close()
-    again = Seconds(kafka(world.settings()), topic(world))
+    again = OscillatorTopic(kafka(world.settings()), topic(world))
     assert again.open() == 299
     again.close()

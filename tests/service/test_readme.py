@@ -116,7 +116,7 @@ def test_the_recurring_examples_are_taken(world: World, service: ServiceProcess)
 
 def test_the_formats_are_all_there_are_and_run_side_by_side(world: World) -> None:
     [topics] = re.findall(r"BLACKBOX_REQUEST_TOPICS=(\S+)", README)
-    assert {contract for _, _, contract in map(parts, topics.split(","))} == {*FORMATS}
+    assert {format_name for _, _, format_name in map(parts, topics.split(","))} == {*FORMATS}
     own = ",".join(f"{world.name}.{topic}" for topic in topics.split(","))
     service = world.start_service(request_topics=own, history_topic=f"{world.name}.history")
     service.wait_ready()

@@ -39,7 +39,7 @@ def first(message: Message) -> dict[str, bytes | None]:
 def test_a_message_that_fails_three_times_comes_four_times_each_later_and_unchanged(
     world: World,
 ) -> None:
-    world.contract = "scheduler"
+    world.format_name = "scheduler"
     servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
     producer = Producer(servers)
     consumer = Consumer(servers | {"group.id": f"{world.name}.it", "auto.offset.reset": "earliest"})

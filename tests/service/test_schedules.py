@@ -33,7 +33,7 @@ COMPACTED = {
 
 @pytest.fixture
 def schedules(world: World) -> World:
-    world.contract = "scheduler"
+    world.format_name = "scheduler"
     return world
 
 

@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
-from blackbox.journal import access as access_module
-from blackbox.journal.access import KafkaAccess, produce
+from blackbox.journal import kafka_access as access_module
+from blackbox.journal.kafka_access import KafkaAccess, produce
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.reader import RequestReader
+from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import receipts_topic
-from blackbox.journal.writer import Writer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt
 from blackbox.records.request import Shard
@@ -62,7 +62,9 @@ def test_an_owner_notices_that_another_group_wrote_receipts_between_its_own(
     world: World, shard: Shard, exactly_once: bool
 ) -> None:
     owner, other = (
-        Writer(shard, KafkaAccess(world.kafka.bootstrap_servers, group), exactly_once=exactly_once)
+        ShardWriter(
+            shard, KafkaAccess(world.kafka.bootstrap_servers, group), exactly_once=exactly_once
+        )
         for group in (f"{world.name}.a", f"{world.name}.b")
     )
     with closing(owner), closing(other):
@@ -79,7 +81,7 @@ def test_an_owner_notices_that_another_group_wrote_receipts_between_its_own(
             commit(owner, Receipt(5))
 
 
-def commit(writer: Writer, receipt: Receipt) -> None:
+def commit(writer: ShardWriter, receipt: Receipt) -> None:
     writer.begin()
     writer.commit(receipt)
 

@@ -95,7 +95,7 @@ def timers(world: World) -> World:
 
 
 def of_format(world: World, name: str) -> World:
-    world.contract = name
+    world.format_name = name
     return world
 
 

@@ -82,14 +82,14 @@ def asked(journal: FakeJournal) -> Written:
             written = written._replace(headers=[*written.headers, *(headers or [])])
             journal.request_records.append(None if change is None else written)
             if change is not None:
-                journal.contract.parsed[offset] = change
+                journal.format.parsed[offset] = change
 
     return write
 
 
 @pytest.fixture
 def intake(empty_index: ShardIndex, journal: FakeJournal) -> Intake:
-    return Intake(journal.contract, empty_index, None)
+    return Intake(journal.format, empty_index, None)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> M
     """The recovery of an owner, with what is given: its own index, or another `apply`."""
 
     def make_recovery(index: ShardIndex = empty_index, **given: Any) -> Recovery:
-        intake = Intake(journal.contract, index, None)
+        intake = Intake(journal.format, index, None)
         return Recovery(
             shard=SHARD,
             group="blackbox",

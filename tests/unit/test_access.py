@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from blackbox.journal import access
-from blackbox.journal.access import OURS, ConnectionMonitor, KafkaAccess
+from blackbox.journal import kafka_access
+from blackbox.journal.kafka_access import OURS, ConnectionMonitor, KafkaAccess
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -43,7 +43,7 @@ def test_a_client_that_was_told_of_no_leader_asks_again_soon(
     monkeypatch: pytest.MonkeyPatch, client: str, make: Callable[[KafkaAccess], object]
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(access, client, lambda settings, **_: made.append(settings))
+    monkeypatch.setattr(kafka_access, client, lambda settings, **_: made.append(settings))
     make(KafkaAccess("b:1", "unit"))
     assert [settings["topic.metadata.refresh.interval.ms"] for settings in made] == [5_000]
 

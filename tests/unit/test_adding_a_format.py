@@ -19,7 +19,7 @@ NOW_MS = 1_769_842_700_000
 
 
 @pytest.fixture
-def contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
+def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
     """The format of the page, added to the product as the page says, and removed after the test."""
     (tmp_path / "note.py").write_text(SOURCE)
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
@@ -28,15 +28,15 @@ def contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
     return formats_of(Settings(**given, request_topics="notes:note"))["notes"]  # type: ignore[arg-type]
 
 
-def parsed(contract: formats.Format, value: bytes | None) -> object:
+def parsed(format: formats.Format, value: bytes | None) -> object:
     record = Record(0, NOW_MS, b"k", value, [("CALLER_SERVICE", b"billing")])
-    return contract.parse(record, NOW_MS)
+    return format.parse(record, NOW_MS)
 
 
-def test_the_example_is_a_format_of_sixty_lines(contract: formats.Format) -> None:
+def test_the_example_is_a_format_of_sixty_lines(format: formats.Format) -> None:
     assert len(SOURCE.splitlines()) <= 60
     value = b'{"to": "reminders", "text": "Pay the invoice", "in": 1.5}'
-    assert parsed(contract, value) == Request(
+    assert parsed(format, value) == Request(
         "reminders", b"Pay the invoice", NOW_MS + 1500, b"k",
         [("CALLER_SERVICE", b"billing")], "billing", None, None,
     )  # fmt: skip
@@ -58,9 +58,9 @@ def test_the_example_is_a_format_of_sixty_lines(contract: formats.Format) -> Non
     ],
 )
 def test_what_it_refuses_says_why(
-    contract: formats.Format, value: bytes | None, reason: Reason, field: str
+    format: formats.Format, value: bytes | None, reason: Reason, field: str
 ) -> None:
-    refused = parsed(contract, value)
+    refused = parsed(format, value)
     assert isinstance(refused, Invalid)
     assert refused.reason == reason
     assert field in refused.detail

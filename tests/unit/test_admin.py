@@ -15,10 +15,11 @@ from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
+from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
-from blackbox.core.status import Fate, LimitReached, State
+from blackbox.core.request_status import RequestStatus, State
 from blackbox.records.request import Shard, locate, request_id
 
 
@@ -66,8 +67,8 @@ class Town:
     in_flight: set[int] = field(default_factory=set)
     is_too_far: bool = False
 
-    def fate(self, shard: Shard, offset: int, since: Positions | None = None) -> Fate:
-        return Fate(request_id(shard, offset), shard.source(offset), self.states[offset])
+    def status(self, shard: Shard, offset: int, since: Positions | None = None) -> RequestStatus:
+        return RequestStatus(request_id(shard, offset), shard.source(offset), self.states[offset])
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         if self.is_too_far:

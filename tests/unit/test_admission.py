@@ -23,7 +23,7 @@ from blackbox.records.entry import decode
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Record, Second, Shard, request_id
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
 from tests.fakes import FakeJournal, FakeWriter
@@ -36,13 +36,13 @@ Open = Callable[..., None]
 
 
 @pytest.fixture
-def contract() -> Format:
+def format() -> Format:
     return make_format("countdown", Options(max_countdown_s=10**7, own_topics=lambda name: False))
 
 
 @pytest.fixture
 def make_intake(
-    contract: Format, connections: redis.ConnectionPool, tmp_path: Path
+    format: Format, connections: redis.ConnectionPool, tmp_path: Path
 ) -> Iterator[Callable[..., Intake]]:
     indexes: list[ShardIndex] = []
 
@@ -51,8 +51,8 @@ def make_intake(
         path.write_text(rules)
         indexes.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
         indexes[-1].load()
-        admission = Admission(RulesFile(path), Shared(connections), lambda: [SHARD])
-        return Intake(contract, indexes[-1], None, admission)
+        admission = CallerAdmission(RulesFile(path), Shared(connections), lambda: [SHARD])
+        return Intake(format, indexes[-1], None, admission)
 
     yield make
     for index in indexes:
@@ -257,7 +257,7 @@ def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> Non
     path = tmp_path / "callers.toml"
     path.write_text("[callers.shop]\nrequests_per_second = 1")
     counts = Room()
-    judge = Admission(RulesFile(path), counts, lambda: [SHARD])
+    judge = CallerAdmission(RulesFile(path), counts, lambda: [SHARD])
     with pytest.raises(IndexFull):
         judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
     counts.is_full = False

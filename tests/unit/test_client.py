@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError
 
 import blackbox
 from blackbox.client import AsyncClient, Client, LookupFailed, NotSent
-from blackbox.client.asking import PendingWrite, RequestWriter
-from blackbox.client.request import request_value
+from blackbox.client.request_value import request_value
+from blackbox.client.request_writer import PendingWrite, RequestWriter
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Record, Request, Shard, locate, request_id
 
@@ -20,10 +20,10 @@ NOW_MS = 1_767_225_600_000
 
 
 def parse(value: bytes) -> Request:
-    contract = make_format(
+    format = make_format(
         "countdown", Options(max_countdown_s=86_400, own_topics=lambda name: False)
     )
-    asked = contract.parse(Record(0, NOW_MS, None, value, []), NOW_MS)
+    asked = format.parse(Record(0, NOW_MS, None, value, []), NOW_MS)
     assert isinstance(asked, Request), asked
     return asked
 
@@ -218,7 +218,7 @@ def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
         settle(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), place)
 
     with monkeypatch.context() as patched:
-        patched.setattr("blackbox.client.asking.produce", refuse)
+        patched.setattr("blackbox.client.request_writer.produce", refuse)
         refused = client._asker.ask(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match="Kafka rejected the request"):
         _ = refused.id

@@ -30,14 +30,14 @@ SECTION = PAGE.partition("### Field by field")[2].partition("### Reasons found a
 VALID = {"topic": '"orders"', "message": '"hi"', "countdown": "90"}
 
 is_own = partial(is_own_topic, request_topics=["TB"], dead_letter_topic="blackbox.dead-letters")
-contract: Format = Countdown(Options(max_countdown_s=LONGEST_S, own_topics=is_own))
+format: Format = Countdown(Options(max_countdown_s=LONGEST_S, own_topics=is_own))
 
 
 def parse(
     value: bytes | str | None, headers: Headers | None = None, *, written_ms: int = WRITTEN_MS
 ) -> Request | Cancel | Invalid:
     in_bytes = value.encode() if isinstance(value, str) else value
-    found = contract.parse(Record(7, written_ms, None, in_bytes, headers or []), LATEST_MS)
+    found = format.parse(Record(7, written_ms, None, in_bytes, headers or []), LATEST_MS)
     assert found is not None
     return found
 
@@ -336,7 +336,7 @@ def test_the_countdown_of_a_record_that_the_broker_stamped_runs_from_there_howev
     value = with_fields('"countdown": 60').encode()
     for _ in range(2):  # the second time it is a usual one, which is read another way
         stamped = Record(7, ahead_ms, None, value, [], is_stamped=True)
-        asked = contract.parse(stamped, LATEST_MS)
+        asked = format.parse(stamped, LATEST_MS)
         assert isinstance(asked, Request)
         assert asked.due_ms == ahead_ms + 60_000
 

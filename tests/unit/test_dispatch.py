@@ -14,6 +14,12 @@ import redis
 
 from blackbox.core import parking
 from blackbox.core.dispatch import Dispatch, Dispatched
+from blackbox.core.due_batch import (
+    LONGEST_RETRY_MS,
+    MOST_LETTER_BYTES,
+    MOST_LETTER_SPAN,
+    QUEUED,
+)
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
@@ -23,12 +29,6 @@ from blackbox.core.triage import (
     LETTER_LATER_MS,
     RECORD_GONE,
     Triage,
-)
-from blackbox.core.triaged import (
-    LONGEST_RETRY_MS,
-    MOST_LETTER_BYTES,
-    MOST_LETTER_SPAN,
-    QUEUED,
 )
 from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
@@ -51,7 +51,7 @@ from blackbox.records.receipt import Claim
 from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
+from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -66,7 +66,7 @@ Make = Callable[..., Dispatch]
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
         own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
-        settings.setdefault("follow_ups", FollowUps(SHARD, journal.contract, journal))
+        settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
         triage = Triage(
             shard=SHARD,
             targets=targets,
@@ -815,7 +815,7 @@ def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
 def test_two_targets_of_one_place_are_not_parked_by_batches_that_follow_each_other(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.triaged.band_of", lambda target: 7)
+    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
     away = Reason.UNREACHABLE, "no leader"
     targets.refusals |= {"orders": away, "cards": away}
     dispatch = make(batch_limit=4)
@@ -909,7 +909,7 @@ def test_what_ends_by_itself_ends_while_its_target_is_away(
 def test_two_targets_of_one_place_wait_apart(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.triaged.band_of", lambda target: 7)
+    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
     pend(to("orders"), to("bills"))
     targets.refusals |= dict.fromkeys(("orders", "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
@@ -1038,7 +1038,7 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 ) -> None:  # fmt: skip
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 1")
-    pace = Pace(RulesFile(rules), Shared(connections))
+    pace = TargetRates(RulesFile(rules), Shared(connections))
     pend(*(to() for _ in range(20)))
     for later_s in range(10):
         writer.before["commit"] = JournalLost("no answer")
@@ -1056,7 +1056,7 @@ def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
 ) -> None:
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 10")
-    dispatch = make(pace=Pace(RulesFile(rules), Shared(connections)))
+    dispatch = make(pace=TargetRates(RulesFile(rules), Shared(connections)))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):

@@ -45,11 +45,11 @@ class Owners:
 
     def take_over(self) -> None:
         index = self.index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
-        intake = self._intake = Intake(self.journal.contract, index, None)
+        intake = self._intake = Intake(self.journal.format, index, None)
         triage = Triage(
             shard=SHARD, targets=self.targets, journal=self.journal, reread=intake.reread,
             dead_letter_topic="dead-letters",
-            follow_ups=FollowUps(SHARD, self.journal.contract, self.journal),
+            follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
         )  # fmt: skip
         self.dispatch = Dispatch(index, self.writer, triage)
         Recovery(

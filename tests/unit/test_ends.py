@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends, Offsets, Partition
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.errors import JournalLost, RecoveryRequired
 
 GOOD, BAD = ("good", 0), ("bad", 0)

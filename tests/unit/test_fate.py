@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from blackbox.core.status import CLOCKS_APART_MS, Fate, Fates, Limit, LimitReached, Place
+from blackbox.core.journal_lookup import JournalLookup
+from blackbox.core.journal_search import CLOCKS_APART_MS, LimitReached, LookupLimit
+from blackbox.core.request_status import Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.records.cancel import HEADER as CANCEL
@@ -50,13 +52,13 @@ class Town:
     def deliver(self, offset: int, at_ms: int = BEGAN_MS) -> None:
         self.journal.append(Receipt(at_ms, delivered={"orders/0": [(offset, 7)]}))
 
-    def fate(self, offset: int) -> Fate:
-        return self.fates().fate(offset)
+    def status(self, offset: int) -> RequestStatus:
+        return self.lookup().status(offset)
 
-    def fates(self, limit: Limit | None = None) -> Fates:
-        contract = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
+    def lookup(self, limit: LookupLimit | None = None) -> JournalLookup:
+        format = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
         now_ms = BEGAN_MS + HOUR_MS
-        return Fates(SHARD, self.journal, contract, now_ms, limit=limit or Limit())
+        return JournalLookup(SHARD, self.journal, format, now_ms, limit=limit or LookupLimit())
 
 
 def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
@@ -64,7 +66,7 @@ def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
     offset = town.ask(0, id="a")
     town.ask(60, id="a")
     town.deliver(offset)
-    assert town.fate(offset).place == Place("orders", 0, 7)
+    assert town.status(offset).place == Place("orders", 0, 7)
     assert not [call for call in town.journal.calls if call.startswith("requests")]
 
 
@@ -74,7 +76,7 @@ def test_receipts_from_before_a_request_was_written_are_not_read() -> None:
         town.deliver(1000 + hours, BEGAN_MS - hours * HOUR_MS)
     offset = town.ask(3600)
     town.deliver(1000, BEGAN_MS - CLOCKS_APART_MS // 2)
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
     assert [call for call in town.journal.calls if call.startswith("receipts")] == [
         "receipts 10 to 12"
     ]
@@ -85,18 +87,18 @@ def test_an_outcome_that_a_later_receipt_voids_did_not_come_true() -> None:
     offset = town.ask(0)
     town.deliver(offset)
     town.journal.append(Receipt(BEGAN_MS, void=[offset], barrier=True))
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
     town.deliver(offset, BEGAN_MS + HOUR_MS)
-    assert town.fate(offset).at_ms == BEGAN_MS + HOUR_MS
+    assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
 def test_an_outcome_before_the_due_time_is_void_also_by_a_receipt_from_after_it() -> None:
     town = Town()
     offset = town.ask(60)
     town.journal.append(Receipt(BEGAN_MS, dead=[offset]))
-    assert town.fate(offset).state == "dead"
+    assert town.status(offset).state == "dead"
     town.journal.append(Receipt(BEGAN_MS + HOUR_MS, void=[offset], barrier=True))
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
 
 
 def test_a_receipt_of_a_rebind_speaks_of_the_request_that_was_there_before() -> None:
@@ -104,9 +106,9 @@ def test_a_receipt_of_a_rebind_speaks_of_the_request_that_was_there_before() -> 
     offset = town.ask(60)
     asked_again = {"TB/0": [(offset, offset)]}
     town.journal.append(Receipt(BEGAN_MS, delivered=asked_again, cut=[offset]))
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
     town.deliver(offset, BEGAN_MS + HOUR_MS)
-    assert town.fate(offset).at_ms == BEGAN_MS + HOUR_MS
+    assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
 def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
@@ -116,30 +118,30 @@ def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
     for _ in range(DOUBTFUL):
         town.deliver(1000)
     town.journal.receipt_records.append(b"not to be read")
-    assert town.fate(offset).state == "delivered"
+    assert town.status(offset).state == "delivered"
 
 
 def test_the_next_time_of_what_recurs_is_no_replacement() -> None:
     town = Town()
     offset = town.ask(0, id="daily")
     town.ask(60, id="daily", headers=_marked(offset))
-    assert town.fate(offset).state == "pending", "its receipt is about to be visible"
+    assert town.status(offset).state == "pending", "its receipt is about to be visible"
     town.deliver(offset)
-    assert town.fate(offset).state == "delivered"
+    assert town.status(offset).state == "delivered"
 
 
 def test_the_next_time_of_another_request_replaces_this_one() -> None:
     town = Town()
     offset = town.ask(0, id="daily")
     town.ask(60, id="daily", headers=_marked(offset + 7))
-    assert town.fate(offset).state == "ended"
+    assert town.status(offset).state == "ended"
 
 
 def test_a_request_that_another_replaces_by_its_id_has_ended() -> None:
     town = Town()
     offset, other = town.ask(60), town.ask(60)
     town.ask(90, headers=_replaces(offset))
-    assert (town.fate(offset).state, town.fate(other).state) == ("ended", "pending")
+    assert (town.status(offset).state, town.status(other).state) == ("ended", "pending")
 
 
 def test_a_replacement_that_came_too_late_replaces_nothing_under_its_callers_id_either() -> None:
@@ -148,14 +150,14 @@ def test_a_replacement_that_came_too_late_replaces_nothing_under_its_callers_id_
     town.deliver(delivered)
     late = town.ask(90, id="a", headers=_replaces(delivered))
     town.journal.append(Receipt(BEGAN_MS, invalid=[late]))
-    assert (town.fate(offset).state, town.fate(late).state) == ("pending", "invalid")
+    assert (town.status(offset).state, town.status(late).state) == ("pending", "invalid")
 
 
 def test_a_replacement_ends_the_request_of_its_callers_id_as_well() -> None:
     town = Town()
     other, offset = town.ask(60), town.ask(60, id="a")
     town.ask(90, id="a", headers=_replaces(other))
-    assert [town.fate(one).state for one in (other, offset)] == ["ended", "ended"]
+    assert [town.status(one).state for one in (other, offset)] == ["ended", "ended"]
 
 
 def test_what_took_the_place_of_an_ended_request_is_found_and_a_cancel_is_none() -> None:
@@ -170,24 +172,29 @@ def test_what_took_the_place_of_an_ended_request_is_found_and_a_cancel_is_none()
     for offset in (by_id, by_name, cancelled):
         town.cancel(offset)
     last = town.ask(60, id="d")
-    fates = town.fates()
-    found = [fates.replaced_by(fates.asked(one), since) for one in (by_id, by_name, cancelled)]
+    lookup = town.lookup()
+    found = [
+        lookup.replaced_by(lookup.own_record(one), since) for one in (by_id, by_name, cancelled)
+    ]
     assert found == [moved, again, None]
-    assert fates.replaced_by(fates.asked(there), since) == last
-    assert fates.replaced_by(fates.asked(carried), 0) == last
+    assert lookup.replaced_by(lookup.own_record(there), since) == last
+    assert lookup.replaced_by(lookup.own_record(carried), 0) == last
 
 
 def test_a_cold_request_is_followed_through_all_its_records() -> None:
     town = Town()
     offset = town.ask(3600, id="far")
     renewed = town.carry(offset, is_cold=True)
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
     near = town.carry(renewed)
-    assert (town.fate(offset).state, town.fate(offset).carried) == ("pending", SHARD.source(near))
+    assert (town.status(offset).state, town.status(offset).carried) == (
+        "pending",
+        SHARD.source(near),
+    )
     town.deliver(near, BEGAN_MS + HOUR_MS)
-    fate = town.fate(offset)
-    assert (fate.id, fate.source) == (request_id(SHARD, offset), SHARD.source(offset))
-    assert (fate.state, fate.carried) == ("delivered", SHARD.source(near))
+    status = town.status(offset)
+    assert (status.id, status.source) == (request_id(SHARD, offset), SHARD.source(offset))
+    assert (status.state, status.carried) == ("delivered", SHARD.source(near))
 
 
 def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on() -> None:
@@ -197,12 +204,12 @@ def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on
     near = town.carry(renewed)
     town.journal.first_request = renewed
     town.journal.request_records[:renewed] = [None] * renewed
-    fate = town.fate(offset)
-    assert (fate.state, fate.carried) == ("pending", SHARD.source(near))
-    assert (fate.id, fate.target) == (request_id(SHARD, offset), "orders")
-    assert town.fate(ended).state == "unknown"
+    status = town.status(offset)
+    assert (status.state, status.carried) == ("pending", SHARD.source(near))
+    assert (status.id, status.target) == (request_id(SHARD, offset), "orders")
+    assert town.status(ended).state == "unknown"
     with pytest.raises(LimitReached):
-        town.fates(Limit(records=0)).fate(ended)
+        town.lookup(LookupLimit(records=0)).status(ended)
 
 
 def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> None:
@@ -210,23 +217,23 @@ def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> No
     offset = town.ask(3600)
     town.cancel(offset)
     town.carry(offset)
-    assert town.fate(offset).state == "ended"
+    assert town.status(offset).state == "ended"
 
 
 def test_a_cancel_by_the_first_id_ends_what_was_carried_on() -> None:
     town = Town()
     offset = town.ask(3600)
     near = town.carry(offset)
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
     town.cancel(offset)
-    assert (town.fate(offset).state, town.fate(near).state) == ("ended", "ended")
+    assert (town.status(offset).state, town.status(near).state) == ("ended", "ended")
 
 
 def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
     town = Town()
     offset = town.write(b"no request")
     town.cancel(offset)
-    assert town.fate(offset).state == "pending"
+    assert town.status(offset).state == "pending"
 
 
 def _marked(offset: int) -> Headers:
@@ -242,28 +249,28 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
     offset = town.ask(3600)
     for _ in range(10):
         town.deliver(1000)
-    asked = town.fates().asked(offset)
+    asked = town.lookup().own_record(offset)
     with pytest.raises(LimitReached):
-        town.fates(Limit(records=5)).outcome(asked)
+        town.lookup(LookupLimit(records=5)).outcome(asked)
     ticks = iter(range(100))
     with pytest.raises(LimitReached):
-        town.fates(Limit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
-    assert town.fates(Limit(records=10)).outcome(asked) is None
+        town.lookup(LookupLimit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
+    assert town.lookup(LookupLimit(records=10)).outcome(asked) is None
 
 
 def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blackbox.core.status.NEAR", 50)
+    monkeypatch.setattr("blackbox.core.journal_search.NEAR", 50)
     town = Town()
     for number in range(1000):
         town.journal.append(
             Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
         )
     town.journal.first_request = 1000
-    limit = Limit(records=100)
-    fates = town.fates(limit)
-    outcome = fates.outcome(fates.asked(700))
+    limit = LookupLimit(records=100)
+    lookup = town.lookup(limit)
+    outcome = lookup.outcome(lookup.own_record(700))
     assert outcome is not None
     assert outcome.state == "delivered"
 
@@ -276,8 +283,10 @@ def test_a_barrier_that_knew_less_hides_no_outcome() -> None:
         )
         town.journal.append(Receipt(BEGAN_MS, barrier=True, read=1))
     town.journal.first_request = 1000
-    fates = town.fates()
-    assert [fates.outcome(fates.asked(number)) is not None for number in range(100)] == [True] * 100
+    lookup = town.lookup()
+    assert [lookup.outcome(lookup.own_record(number)) is not None for number in range(100)] == [
+        True
+    ] * 100
 
 
 def test_what_a_cold_request_became_is_looked_for_where_promotion_writes_it() -> None:
@@ -286,7 +295,7 @@ def test_what_a_cold_request_became_is_looked_for_where_promotion_writes_it() ->
     for _ in range(2 * 3600):
         town.journal.request_records.append(None)
     near = town.carry(offset)
-    fates = town.fates(Limit(records=10))
+    lookup = town.lookup(LookupLimit(records=10))
     town.journal.calls.clear()
-    assert fates.carried_nearby(fates.asked(offset), CLOCKS_APART_MS) == near
+    assert lookup.carried_nearby(lookup.own_record(offset), CLOCKS_APART_MS) == near
     assert town.journal.calls == [f"requests {near} to {near + 1}"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from blackbox.api.answers import LetterState
-from blackbox.journal.letterbox import Letter
+from blackbox.journal.dead_letter_topic import Letter
 
 
 def shown(value: bytes, most_bytes: int) -> tuple[str | None, str | None]:

@@ -15,10 +15,10 @@ from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import ShardOwner
+from blackbox.engine.shard_session import ShardSession
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.receipt import Claim, Mark
@@ -175,7 +175,7 @@ def part() -> Part:
 def owner(part: Part) -> Iterator[ShardOwner]:
     every = cast(Any, part)
     low_water = LowWater(SHARD, every, every, lambda: 0)
-    hold = Session(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
+    hold = ShardSession(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
     owner = ShardOwner(
         SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
         opened=lambda *_: None, doubted=lambda _: None, ended=lambda _: None,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.topics import OwnTopics
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.own_topics import OwnTopics
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 
@@ -48,7 +48,7 @@ def own(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> OwnTopics:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("blackbox.journal.topics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("blackbox.journal.own_topics.time.monotonic", lambda: now[0])
     return now
 
 

@@ -14,8 +14,8 @@ from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.session import Session
 from blackbox.engine.shard_owner import ShardOwner
+from blackbox.engine.shard_session import ShardSession
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.errors import PositionsMoved, Refused
 from blackbox.records.request import Reason, Shard
@@ -75,7 +75,7 @@ def wake_up() -> bool:
 def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[ShardOwner]:
     all_in_one = cast(Any, part)
     low_water = LowWater(Shard("TB", 0), all_in_one, all_in_one, lambda: 0)
-    hold = Session(
+    hold = ShardSession(
         all_in_one, all_in_one, all_in_one, all_in_one, low_water, ShardClock(Clock()),
         cast(Any, Quiet()), (part, part),
     )  # fmt: skip

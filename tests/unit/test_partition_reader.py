@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import ListOffsetsResultInfo
 
 from blackbox.journal import partition_reader
-from blackbox.journal.access import FetchProgress, KafkaAccess
+from blackbox.journal.kafka_access import FetchProgress, KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import TopicIds, Topics
 from blackbox.records.errors import JournalLost, JournalSilent

@@ -12,16 +12,16 @@ import orjson
 import pytest
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.ended import Ended
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
-from blackbox.rebind import run as rebinding
+from blackbox.rebind import topic_rebind as rebinding
 from blackbox.rebind.decide import keep_partitions
 from blackbox.rebind.leftovers import Rebound
-from blackbox.rebind.run import _Run
 from blackbox.rebind.since import WrittenSince
+from blackbox.rebind.topic_rebind import _TopicRebind
 from blackbox.records.errors import (
     Fenced,
     ForeignIndex,
@@ -48,7 +48,7 @@ SENT: list[Outgoing] = []
 @pytest.fixture(autouse=True)
 def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> None:
     SENT.clear()
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(journal))
+    monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(journal))
 
 
 @dataclass
@@ -75,17 +75,17 @@ class AskingWriter(FakeWriter):
                 ]
                 record = Record(offset, 0, outgoing.key, outgoing.value, headers)
                 self.journal.request_records.append(record)
-                self.journal.contract.parsed[offset] = request()
+                self.journal.format.parsed[offset] = request()
 
 
-class Run(_Run):
+class Run(_TopicRebind):
     """Over journals in lists."""
 
     def __init__(self, journal: FakeJournal, pending: str = "drop", ours: Binding = OURS) -> None:
         self._ours = ours
         self._count = self._receipts_count = SHARD.partition + 1
         self._pending = pending  # type: ignore[assignment]
-        self._contract = "countdown"
+        self._format_name = "countdown"
         self._topic = SHARD.topic
         self._fake = journal
         self._access: Any = None
@@ -95,7 +95,7 @@ class Run(_Run):
         self._keeps_partitions = True
         self._dead_letter_topic = "dead"
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
-        before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.contract)
+        before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.format)
         self._since = WrittenSince(SHARD.topic, format, before, self._journal)
 
     def _journal(self, partition: int) -> Any:
@@ -575,7 +575,7 @@ def written_since(journal: FakeJournal) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
     journal.request_records.append(Record(offset, 10, b"key", b"{}", []))
-    journal.contract.parsed[offset] = request()
+    journal.format.parsed[offset] = request()
 
 
 def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_the_log_is_shorter_than_it_was(
@@ -672,7 +672,7 @@ def test_records_that_kafka_takes_only_in_smaller_batches_are_all_asked_for_agai
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 25, {n: entry() for n in range(25)})
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: NotSoMany(journal))
+    monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: NotSoMany(journal))
 
     done = Run(journal, "deliver").run(empty_index)
     make().open()
@@ -724,10 +724,10 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
 
     theirs = OURS._replace(cluster_id="theirs", topic_id="their topic")
     empty_index.load()
-    there = FakeJournal(contract=journal.contract, topic_id="their topic")
+    there = FakeJournal(format=journal.format, topic_id="their topic")
     elsewhere = Run(there, "deliver", theirs)
     with monkeypatch.context() as patched:
-        patched.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(there))
+        patched.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(there))
         patched.setattr(ShardIndex, "discard", killed)
         with pytest.raises(KeyboardInterrupt):
             elsewhere.run(empty_index)
@@ -763,7 +763,7 @@ def test_a_request_that_kafka_does_not_take_again_becomes_a_dead_letter_and_hold
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     script: dict[str, Any] = {who: too_large, "exactly_once": exactly_once}
-    monkeypatch.setattr(rebinding, "Writer", lambda *_, **__: AskingWriter(journal, **script))
+    monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(journal, **script))
 
     done = Run(journal, "deliver").run(empty_index)
     make().open()
@@ -785,7 +785,7 @@ def test_what_a_log_lost_is_all_asked_for_again_when_some_of_it_is_refused(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(leftovers, "AT_ONCE", 3)
     monkeypatch.setattr(
-        rebinding, "Writer", lambda *_, **__: AskingWriter(journal, fails=no_threes)
+        rebinding, "ShardWriter", lambda *_, **__: AskingWriter(journal, fails=no_threes)
     )
     asked(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS)
@@ -1059,7 +1059,7 @@ def test_a_mark_beyond_a_lost_end_counts_up_to_there(
 
 
 def test_what_has_ended_from_an_offset_on_can_be_forgotten() -> None:
-    ended = Ended()
+    ended = OffsetSet()
     many = [0, 8, 9, SEGMENT - 1, SEGMENT, 3 * SEGMENT + 5]
     ended.add(many)
 

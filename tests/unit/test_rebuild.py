@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from blackbox.core.bits import SEGMENT
+from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
-from blackbox.core.recovery import CLOCKS_APART_MS, Recovery
+from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.state import OLDER
+from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER
@@ -348,7 +349,7 @@ def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
 
 
 def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
-    intake = Intake(journal.contract, index, None)
+    intake = Intake(journal.format, index, None)
 
     def apply(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == start:
@@ -449,7 +450,7 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
         with pytest.raises(JournalLost):
             make(index, apply=dies_at(2, journal, index)).open()
 
-    late = Intake(journal.contract, empty_index, None)
+    late = Intake(journal.format, empty_index, None)
     kept = [one for one in journal.request_records if one is not None]
     with pytest.raises(RecoveryRequired):
         late.apply(Batch(2, 4, kept[2:]), NOW_MS, Rebuild(frozenset()))  # type: ignore[arg-type]
@@ -462,7 +463,7 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
 ) -> None:  # fmt: skip
     asked(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
     journal.append(delivered(0))
-    intake = Intake(journal.contract, empty_index, 500)
+    intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
     recovery.open()
     before = held(client)
@@ -488,7 +489,7 @@ def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_i
     asked(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
     asked(request("a"), headers=carries(0))
     asked(request("b"), headers=carries(1))
-    intake = Intake(journal.contract, empty_index, 500)
+    intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
     recovery.open()
     assert held(client).offsets() == [2, 3]

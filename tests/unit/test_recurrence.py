@@ -95,13 +95,13 @@ def test_cron_is_always_ahead(due_ms: int, late_ms: int) -> None:
     ],
 )  # fmt: skip
 def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry) -> None:
-    contract = make_format(
+    format = make_format(
         "countdown", Options(max_countdown_s=10**8, own_topics=lambda topic: False, topic="TB")
     )
     headers = [(name, value) for name, value in entry.headers if not isinstance(value, str)]
     callers = [("CALLER_SERVICE", b"shop")] if entry.caller else []
     value = asked_again(entry, NOW_MS + 10)
-    asked = contract.parse(Record(9, NOW_MS + 20, None, value, callers + headers), NOW_MS + 30)
+    asked = format.parse(Record(9, NOW_MS + 20, None, value, callers + headers), NOW_MS + 30)
     assert isinstance(asked, Request), asked
     due_ms = next_ms(entry.recurs or "", NOW_MS, NOW_MS + 10)
     late_ms = None if entry.expires_ms is None else due_ms + 2500

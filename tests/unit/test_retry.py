@@ -9,7 +9,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Kafk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.client.retry import ATTEMPT, ORIGINAL_TIMESTAMP, Exhausted, Retry, Schedule
+from blackbox.client.retry import ATTEMPT, ORIGINAL_TIMESTAMP, Exhausted, Retry, ScheduleRecord
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Headers, Record, Request
 
@@ -30,18 +30,18 @@ def attempted(times: bytes | None) -> Message:
     return failed([(ATTEMPT, times)])
 
 
-def held(schedule: Schedule, name: str) -> list[bytes | None]:
+def held(schedule: ScheduleRecord, name: str) -> list[bytes | None]:
     return [value for named, value in schedule["headers"] if named == name]
 
 
-def delivered(schedule: Schedule, offset: int) -> Message:
+def delivered(schedule: ScheduleRecord, offset: int) -> Message:
     """What comes out of the target topic for it."""
-    contract = make_format(
+    format = make_format(
         "scheduler",
         Options(max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"),
     )
     written = Record(9, NOW_S * 1000, schedule["key"], schedule["value"], schedule["headers"])
-    asked = contract.parse(written, NOW_S * 1000)
+    asked = format.parse(written, NOW_S * 1000)
     assert isinstance(asked, Request), asked
     ours: Headers = [("blackbox-id", b"i"), ("blackbox-due-ms", b"1"), ("blackbox-source", b"s")]
     return failed(

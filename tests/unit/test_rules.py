@@ -12,10 +12,10 @@ import pytest
 
 from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.pace import Pace
 from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
+from blackbox.rules.target_rates import TargetRates
 from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
@@ -62,10 +62,10 @@ def counted() -> Counted:
     return Counted()
 
 
-def admission(tmp_path: Path, counted: Counted, text: str) -> Admission:
+def admission(tmp_path: Path, counted: Counted, text: str) -> CallerAdmission:
     path = tmp_path / "callers.toml"
     path.write_text(text)
-    return Admission(RulesFile(path), counted, lambda: [SHARD])
+    return CallerAdmission(RulesFile(path), counted, lambda: [SHARD])
 
 
 def test_the_example_of_the_page_can_be_used() -> None:
@@ -189,7 +189,7 @@ def test_what_is_pending_and_what_was_let_in_since_is_not_exceeded(
 def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: Counted) -> None:
     path = tmp_path / "callers.toml"
     path.write_text("[targets.orders]\nmessages_per_second = 2")
-    pace = Pace(RulesFile(path), counted)
+    pace = TargetRates(RulesFile(path), counted)
     next_ms = NOW_MS - NOW_MS % 1000 + 1000
 
     assert pace.times("orders", [NOW_MS] * 5, NOW_MS) == [

@@ -22,7 +22,7 @@ def parse(
     value: bytes | None = b"\x00\xfe",
     grace_s: int | None = None,
 ) -> Request | Cancel | Invalid | None:
-    contract = make_format(
+    format = make_format(
         "scheduler",
         Options(
             max_countdown_s=1000,
@@ -31,7 +31,7 @@ def parse(
             grace_s=grace_s,
         ),
     )
-    return contract.parse(Record(5, NOW_MS, key, value, headers), NOW_MS)
+    return format.parse(Record(5, NOW_MS, key, value, headers), NOW_MS)
 
 
 def requested(headers: Headers, *, grace_s: int | None = None) -> Request:

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from blackbox.journal import targets as targets_module
-from blackbox.journal.access import KafkaAccess, outcome
-from blackbox.journal.targets import AnswerCache, Targets
+from blackbox.journal import target_topics as targets_module
+from blackbox.journal.kafka_access import KafkaAccess, outcome
+from blackbox.journal.target_topics import AnswerCache, TargetTopics
 from blackbox.records.errors import JournalLost
 from tests.world import until
 
@@ -161,7 +161,7 @@ class Silent:
 
 def test_who_asks_keeps_the_client_that_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets_module, "ASKS", 1)
-    targets = Targets(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
+    targets = TargetTopics(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
 
     def replace() -> None:
         targets._admin = cast(Any, object())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.cli.failures import error_exit
+from blackbox.cli.error_exit import error_exit
 from blackbox.cli.terminal import print_whole, table
 
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from blackbox.core.plan import Bounds
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.topics import TopicSettings
 from blackbox.journal.trim import Trimmer
 from blackbox.records.errors import JournalLost

@@ -15,7 +15,7 @@ from blackbox.admin.changes import Cancelled
 from blackbox.api import requests, schedules
 from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load
-from blackbox.core.status import Fate
+from blackbox.core.request_status import RequestStatus
 from tests.service.test_http import Patient
 
 
@@ -27,7 +27,7 @@ class SlowAdmin:
         self.looked_up = 0
         self.cancelled = 0
 
-    def find(self, id: str) -> Fate | None:
+    def find(self, id: str) -> RequestStatus | None:
         self.looked_up += 1
         self.may_find.wait(30)
         return None
@@ -36,7 +36,9 @@ class SlowAdmin:
         self.cancelled += 1
         if id == "slow":
             self.may_find.wait(30)
-        return Cancelled("undetermined", Fate(id, "TB/0@1", "undetermined", detail="too much"))
+        return Cancelled(
+            "undetermined", RequestStatus(id, "TB/0@1", "undetermined", detail="too much")
+        )
 
 
 def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, Line, write_script
+from blackbox.demo.script import CALLERS, TARGETS, ExpectedOutcome, ScriptedRecord, write_script
 from blackbox.demo.verdict import DemoVerdict, Seen, Tally, percentile
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Cancel, Headers, Invalid, Record, Request, Shard, request_id
@@ -43,9 +43,9 @@ def letter(offset: int) -> Seen:
 
 def outcomes() -> list[Seen]:
     return [
-        message(offset) if line.fate is ExpectedOutcome.DELIVERED else letter(offset)
+        message(offset) if line.expected is ExpectedOutcome.DELIVERED else letter(offset)
         for offset, line in enumerate(SCRIPT)
-        if line.fate in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD)
+        if line.expected in (ExpectedOutcome.DELIVERED, ExpectedOutcome.DEAD)
     ]
 
 
@@ -57,7 +57,7 @@ def judge(seen: list[Seen]) -> DemoVerdict:
 
 
 def place_of(fate: ExpectedOutcome) -> int:
-    return next(offset for offset, line in enumerate(SCRIPT) if line.fate is fate)
+    return next(offset for offset, line in enumerate(SCRIPT) if line.expected is fate)
 
 
 def without(fate: ExpectedOutcome) -> list[Seen]:
@@ -182,7 +182,7 @@ def test_a_request_that_cannot_be_read_back_is_named() -> None:
 def test_a_run_of_nothing_is_not_good() -> None:
     verdict = judge([])
     assert len(verdict.faults["lost"]) == sum(
-        line.fate is ExpectedOutcome.DELIVERED for line in SCRIPT
+        line.expected is ExpectedOutcome.DELIVERED for line in SCRIPT
     )
     assert not verdict.is_good
 
@@ -196,25 +196,25 @@ def test_percentiles_are_values_that_occurred() -> None:
 @pytest.mark.parametrize("count", [50, 999, 3000])
 def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: int) -> None:
     script = write_script(count, 2)
-    assert sum(line.fate is not ExpectedOutcome.CANCEL for line in script) == count
+    assert sum(line.expected is not ExpectedOutcome.CANCEL for line in script) == count
     assert len({line.value for line in script}) == len(script)
-    delivered = [line for line in script if line.fate is ExpectedOutcome.DELIVERED]
+    delivered = [line for line in script if line.expected is ExpectedOutcome.DELIVERED]
     assert len({line.message for line in delivered}) == len(delivered)
     assert {line.caller for line in delivered} == {caller.name for caller in CALLERS}
     assert max(line.countdown_ms for line in script) < 2000
 
 
 @pytest.mark.parametrize(
-    "line", SCRIPT[:40] + [one for one in SCRIPT if one.fate is not ExpectedOutcome.DELIVERED]
+    "line", SCRIPT[:40] + [one for one in SCRIPT if one.expected is not ExpectedOutcome.DELIVERED]
 )
-def test_every_line_means_to_blackbox_what_the_script_says(line: Line) -> None:
-    contract = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
-    asked = contract.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
-    if line.fate is ExpectedOutcome.CANCEL:
+def test_every_line_means_to_blackbox_what_the_script_says(line: ScriptedRecord) -> None:
+    format = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
+    asked = format.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
+    if line.expected is ExpectedOutcome.CANCEL:
         assert asked == Cancel(line.caller_id or "")
     elif isinstance(asked, Invalid):
-        assert (line.fate, line.reason) == (ExpectedOutcome.DEAD, asked.reason)
-    elif line.fate is ExpectedOutcome.DEAD:
+        assert (line.expected, line.reason) == (ExpectedOutcome.DEAD, asked.reason)
+    elif line.expected is ExpectedOutcome.DEAD:
         assert isinstance(asked, Request)
         assert asked.target not in TARGETS
     else:
@@ -232,7 +232,7 @@ def test_a_cancel_follows_what_it_cancels_and_a_replacement_what_it_replaces() -
     ended = [
         line
         for line in SCRIPT
-        if line.fate in (ExpectedOutcome.CANCELLED, ExpectedOutcome.REPLACED)
+        if line.expected in (ExpectedOutcome.CANCELLED, ExpectedOutcome.REPLACED)
     ]
     for line in ended:
         later = [
@@ -240,9 +240,9 @@ def test_a_cancel_follows_what_it_cancels_and_a_replacement_what_it_replaces() -
             for other in SCRIPT[SCRIPT.index(line) + 1 :]
             if (other.caller, other.caller_id) == (line.caller, line.caller_id)
         ]
-        assert [other.fate for other in later] == [
+        assert [other.expected for other in later] == [
             ExpectedOutcome.CANCEL
-            if line.fate is ExpectedOutcome.CANCELLED
+            if line.expected is ExpectedOutcome.CANCELLED
             else ExpectedOutcome.DELIVERED
         ]
 

@@ -13,7 +13,7 @@ import redis
 
 from blackbox.config.settings import load
 from blackbox.embedded import EmbeddedRedis
-from blackbox.embedded.ports import free_port
+from blackbox.embedded.tcp_ports import free_port
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.redis_monitor import PATIENT_LOOKS, RedisMonitor
 from blackbox.records.clock import Clock

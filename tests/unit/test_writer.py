@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from blackbox.journal import writer as writer_module
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.writer import Writer
+from blackbox.journal import shard_writer as writer_module
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.shard_writer import ShardWriter
 from blackbox.records.errors import JournalLost, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Places, Receipt
@@ -15,28 +15,28 @@ NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 
 
 @pytest.fixture
-def writer() -> Writer:
-    return Writer(Shard("TB", 0), NOWHERE, exactly_once=False)
+def writer() -> ShardWriter:
+    return ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=False)
 
 
-def fail(writer: Writer, offset: int, code: int) -> None:
+def fail(writer: ShardWriter, offset: int, code: int) -> None:
     """What the client does with a record that the broker refused."""
     writer._report(offset, {}, KafkaError(code), None)  # type: ignore[arg-type]
 
 
-def test_a_record_that_is_too_large_is_a_suspect(writer: Writer) -> None:
+def test_a_record_that_is_too_large_is_a_suspect(writer: ShardWriter) -> None:
     fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
 
     assert writer.flush()[7][0] == Reason.TOO_LARGE
 
 
-def test_at_least_once_nothing_is_taken_back_and_that_is_no_doubt(writer: Writer) -> None:
+def test_at_least_once_nothing_is_taken_back_and_that_is_no_doubt(writer: ShardWriter) -> None:
     writer.begin()
     writer.abort()
 
 
 def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too(
-    writer: Writer,
+    writer: ShardWriter,
 ) -> None:
     fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
     fail(writer, 8, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -52,16 +52,18 @@ def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too
         KafkaError.UNSUPPORTED_COMPRESSION_TYPE, 4711,
     ],
 )  # fmt: skip
-def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(writer: Writer, code: int) -> None:
+def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(
+    writer: ShardWriter, code: int
+) -> None:
     fail(writer, 8, code)
 
     assert writer.flush()[8][0] == Reason.BROKER_ERROR
 
 
 @pytest.fixture
-def transactional(monkeypatch: pytest.MonkeyPatch) -> Writer:
+def transactional(monkeypatch: pytest.MonkeyPatch) -> ShardWriter:
     """One of whose records a broker has refused, so that the client sends nothing more of the transaction."""
-    writer = Writer(Shard("TB", 0), NOWHERE, exactly_once=True)
+    writer = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True)
     monkeypatch.setattr(writer._transactions, "flush", lambda within_s=None: 5)
     monkeypatch.setattr(writer._transactions, "abort", lambda: None)
 
@@ -73,7 +75,7 @@ def transactional(monkeypatch: pytest.MonkeyPatch) -> Writer:
 
 
 def test_what_is_sent_after_a_refusal_is_no_doubt_and_the_rest_is_not_waited_for(
-    transactional: Writer,
+    transactional: ShardWriter,
 ) -> None:
     fail(transactional, 7, KafkaError.MSG_SIZE_TOO_LARGE)
 
@@ -84,7 +86,7 @@ def test_what_is_sent_after_a_refusal_is_no_doubt_and_the_rest_is_not_waited_for
 
 
 def test_what_cannot_be_sent_and_nobody_knows_why_is_a_doubt(
-    transactional: Writer, monkeypatch: pytest.MonkeyPatch
+    transactional: ShardWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional._transactions, "flush", lambda within_s=None: 0)
     transactional.send(Outgoing(8, "orders", None, b"hello", []), {})
@@ -93,7 +95,9 @@ def test_what_cannot_be_sent_and_nobody_knows_why_is_a_doubt(
         transactional.flush()
 
 
-def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(writer: Writer) -> None:
+def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(
+    writer: ShardWriter,
+) -> None:
     writer._report(7, {}, None, Message(topic="orders", partition=0))
 
     with pytest.raises(JournalLost, match="acknowledged without an offset"):
@@ -105,7 +109,7 @@ def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(write
     [(True, "acknowledged without an offset"), (False, "was not acknowledged within")],
 )
 def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch, is_told: bool, why: str
+    writer: ShardWriter, monkeypatch: pytest.MonkeyPatch, is_told: bool, why: str
 ) -> None:
     monkeypatch.setattr("blackbox.journal.transactions.SETTLE_S", 0.01)
     if is_told:
@@ -117,7 +121,7 @@ def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
 def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer, steps = Writer(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
+    writer, steps = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
 
     def acknowledged_without_an_offset() -> int:
         writer._report(-1, {}, None, Message(topic="TB.receipts", partition=0))
@@ -140,7 +144,7 @@ def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
 def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follows_it(
     monkeypatch: pytest.MonkeyPatch, stamped_ms: int | None, due_ms: int, is_early: bool
 ) -> None:
-    writer, steps = Writer(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
+    writer, steps = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
     receipts = iter((7, 9))
 
     def produced(receipt: Receipt, places: Places) -> None:
@@ -173,11 +177,11 @@ def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
         return make(access, transactional_id, **more)
 
     monkeypatch.setattr(KafkaAccess, "producer", producer)
-    Writer(Shard("TB", 3), NOWHERE, exactly_once=True).close()
-    Writer(Shard("TB", 3), NOWHERE, exactly_once=False).close()
+    ShardWriter(Shard("TB", 3), NOWHERE, exactly_once=True).close()
+    ShardWriter(Shard("TB", 3), NOWHERE, exactly_once=False).close()
     assert asked == ["unit/TB-3", None]
 
 
-def test_closing_twice_is_harmless(writer: Writer) -> None:
+def test_closing_twice_is_harmless(writer: ShardWriter) -> None:
     writer.close()
     writer.close()

@@ -16,12 +16,12 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_pool import ShardPool
 from blackbox.index.bus import Bus, Listener
-from blackbox.index.server import RedisServer
-from blackbox.journal.access import KafkaAccess
+from blackbox.index.redis_servers import RedisServers
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.tables import as_reports
+from blackbox.spark.task_io import as_reports
 from blackbox.support import interpreter, logs
 
 logger = logging.getLogger("blackbox.spark.dispatch")
@@ -87,7 +87,7 @@ class _WindowRun:
         url = settings.redis_url.get_secret_value()
         self._clock = Clock()
         self._metrics = Metrics()
-        self._redis = RedisServer(url)
+        self._redis = RedisServers(url)
         self._bus = Bus(url, settings.group_id)
         self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
         self._owners = ShardPool(

@@ -19,12 +19,12 @@ from blackbox.engine.shard_pool import STUCK_S
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.engine.spark.running_window import RunningWindow
 from blackbox.index.bus import Bus, Listener
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
-from blackbox.spark.failures import in_one_line
-from blackbox.spark.session import numbered
-from blackbox.spark.tables import REPORT, reports
+from blackbox.spark.job_failures import in_one_line
+from blackbox.spark.spark_session import numbered
+from blackbox.spark.task_io import REPORT, reports
 
 logger = logging.getLogger("blackbox.spark.dispatch")
 

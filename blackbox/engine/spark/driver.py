@@ -26,11 +26,11 @@ from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.inspector import Inspector
 from blackbox.journal import unowned
 from blackbox.journal.membership import Membership
-from blackbox.journal.topics import GROW_S
+from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.session import start_session
+from blackbox.spark.spark_session import start_session
 
 logger = logging.getLogger("blackbox.spark")
 
@@ -122,7 +122,7 @@ class SparkEngine:
         for name, work, every_s in (
             ("watch", self._look, 1),
             ("hidden", self._hidden.look, hidden.LOOK_S),
-            ("grow", self._grow_receipts, GROW_S),
+            ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
             ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
         ):
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)

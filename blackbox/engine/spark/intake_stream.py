@@ -21,13 +21,13 @@ from blackbox.engine.spark.intake_task import IntakeTask, Stored
 from blackbox.engine.spark.kafka_source import FORMAT, RANGES, kafka_source, reachable, spelled
 from blackbox.engine.spark.left_out import LeftOut
 from blackbox.index.inspector import Inspector
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.failures import in_one_line
-from blackbox.spark.tables import REPORT, reports
+from blackbox.spark.job_failures import in_one_line
+from blackbox.spark.task_io import REPORT, reports
 
 logger = logging.getLogger("blackbox.spark.intake")
 

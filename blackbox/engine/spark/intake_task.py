@@ -21,12 +21,12 @@ from blackbox.core.parsing import Parsed, parse
 from blackbox.core.plan import Batch
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import leader_epochs, read_records
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.records import leader_epochs, read_records
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import TopicIds
 from blackbox.records.clock import Clock
@@ -38,7 +38,7 @@ from blackbox.records.errors import (
     RecoveryRequired,
 )
 from blackbox.records.request import Shard
-from blackbox.spark.tables import as_reports
+from blackbox.spark.task_io import as_reports
 from blackbox.support import interpreter, logs
 
 logger = logging.getLogger("blackbox.spark.intake")
@@ -102,7 +102,7 @@ class _Intakes:
         self._admission = admission(task.settings, task.access)
         url = task.settings.redis_url.get_secret_value()
         self._connections = pool(url)
-        self._redis = RedisServer(url)
+        self._redis = RedisServers(url)
         self._bus = Bus(url, task.settings.group_id)
         self._clock = Clock()
         self._observed_s = 0.0
@@ -165,10 +165,10 @@ class _Intakes:
             batch = Batch(
                 chunk.start, chunk.end, read_records(chunk.messages), leader_epochs(chunk.messages)
             )
-            contract, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
+            format, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rulings = None if self._admission is None else self._admission.rulings()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            yield shard, parse(contract, batch, latest_ms, horizon_ms, rulings)
+            yield shard, parse(format, batch, latest_ms, horizon_ms, rulings)
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:

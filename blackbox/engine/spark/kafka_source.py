@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from blackbox.engine.spark.batch_size import BatchSize
-from blackbox.journal.access import KafkaAccess
 from blackbox.journal.ends import Ends, Offsets, Partition
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
 from blackbox.records.request import Shard
 

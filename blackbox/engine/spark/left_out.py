@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import answering_shards
 from blackbox.records.request import Shard
 

@@ -1,1 +1,1 @@
-"""The messages of the contracts that are not JSON; `make protos` writes the modules from the .proto files."""
+"""The messages of the formats that are not JSON; `make protos` writes the modules from the .proto files."""

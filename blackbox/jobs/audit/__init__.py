@@ -1,1 +1,1 @@
-"""The audit: the fate of every request, and all exceptions."""
+"""The audit: the status of every request, and all exceptions."""

@@ -19,7 +19,6 @@ from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series, totals
 from blackbox.jobs.audit.exceptions import exceptions
-from blackbox.jobs.audit.fates import ASKED, FATE, SPANS, fates, requests
 from blackbox.jobs.audit.positions import (
     PositionFinding,
     Seen,
@@ -27,14 +26,21 @@ from blackbox.jobs.audit.positions import (
     positions_ahead,
     positions_behind,
 )
+from blackbox.jobs.audit.request_statuses import (
+    REQUEST_COLUMNS,
+    SPANS,
+    STATUS_COLUMNS,
+    request_statuses,
+    requests,
+)
 from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.ends import Ends
 from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
-from blackbox.spark.journals import Journals, Reach, of_table, pieces, reach
-from blackbox.spark.session import numbered
+from blackbox.spark.journals import JournalTables, Reach, of_table, pieces, reach
+from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
 PATIENCE_S = 10.0
@@ -93,12 +99,12 @@ class Audited:
     """A verdict, and the tables it was made from; the tables are valid until the context ends."""
 
     verdict: AuditVerdict
-    fates: DataFrame
+    statuses: DataFrame
     exceptions: DataFrame
 
     def write(self, folder: str) -> None:
         """Write both tables as Parquet, `fates` and `exceptions`, under this folder or Hadoop path."""
-        for name, table in (("fates", self.fates), ("exceptions", self.exceptions)):
+        for name, table in (("fates", self.statuses), ("exceptions", self.exceptions)):
             table.write.mode("overwrite").parquet(f"{folder.rstrip('/')}/{name}")
 
 
@@ -149,12 +155,12 @@ class _Audit:
         after = self._positions(shards)
         beyond = self._wait_for_journals(after)  # 3
         journals = self._journals()
-        asked = self._keep(_limit_timestamps(journals.requests().select(ASKED)))
+        asked = self._keep(_limit_timestamps(journals.requests().select(REQUEST_COLUMNS)))
         read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
         later = self._journals()  # 5
         outcomes = self._keep(later.outcomes())
         known = marks(self._session, first, journals, later, outcomes, before, after)
-        judged = self._keep(fates(asked, outcomes, held, known, found, spans))
+        judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
@@ -177,7 +183,7 @@ class _Audit:
             read_targets=sorted(set(read)),
         )
         positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
-        return Audited(verdict, rows.select(FATE), wrong.unionByName(positions))
+        return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
 
     def _tune_spark(self, there: Reach) -> None:
         """Set the shuffle partitions by the journals' size, and disable automatic broadcast joins."""
@@ -196,8 +202,8 @@ class _Audit:
         self._ending.callback(kept.unpersist)
         return kept
 
-    def _journals(self) -> Journals:
-        return Journals(self._session, self._settings, self._access, self._kept)
+    def _journals(self) -> JournalTables:
+        return JournalTables(self._session, self._settings, self._access, self._kept)
 
     def _positions(self, shards: Iterable[Shard]) -> Seen:
         return {shard: self._inspector.positions(shard) for shard in shards}

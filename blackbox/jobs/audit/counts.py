@@ -22,7 +22,7 @@ from pyspark.sql.functions import grouping as is_summed
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.fates import STATES, is_known, lateness
+from blackbox.jobs.audit.request_statuses import STATES, is_known, lateness
 from blackbox.spark.journals import SHARD
 
 BUCKETS = 60

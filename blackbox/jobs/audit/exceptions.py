@@ -1,4 +1,4 @@
-"""The exceptions of an audit: what must not be, by kind, as conditions on the table of fates."""
+"""The exceptions of an audit: what must not be, by kind, as conditions on the table of statuses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pyspark.sql.functions import (
     when,
 )
 
-from blackbox.jobs.audit.fates import any_of, due_since, is_known, is_true, lateness
+from blackbox.jobs.audit.request_statuses import any_of, due_since, is_known, is_true, lateness
 from blackbox.spark.journals import PLACE
 
 
 def exceptions(
-    fates: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
+    statuses: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
 ) -> DataFrame:
     """One row per exception; more than `late_ms` late, at `now_ms` if still pending, is one (None: never)."""
     rules = _rules()
@@ -38,7 +38,7 @@ def exceptions(
             for kind, (broken, detail) in rules.items()
         )
     )
-    rows = fates.withColumn("fault", explode(array_compact(faults)))
+    rows = statuses.withColumn("fault", explode(array_compact(faults)))
     return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.core.plan import Positions
 from blackbox.records.request import Shard, id_prefix
-from blackbox.spark.journals import SHARD, TABLES, Journal, Journals, Reach, Span, of_table
+from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Reach, Span, of_table
 
 Seen = Mapping[Shard, Positions | None]
 
@@ -48,7 +48,7 @@ class PositionFinding(NamedTuple):
 
 def positions_ahead(positions: Seen, there: Reach) -> Iterator[PositionFinding]:
     for shard, seen in positions.items():
-        ends = (there[Journal(table, shard)].end for table in TABLES)
+        ends = (there[JournalKey(table, shard)].end for table in TABLES)
         for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
             if position > end:
                 detail = f"the position {journal} is {position}, but the journal ends at {end}"
@@ -78,8 +78,8 @@ def positions_behind(
 def marks(
     session: SparkSession,
     first: Reach,
-    journals: Journals,
-    later: Journals,
+    journals: JournalTables,
+    later: JournalTables,
     outcomes: DataFrame,
     before: Seen,
     after: Seen,
@@ -87,7 +87,7 @@ def marks(
     complete_from = _complete_from(_cuts(later), outcomes)
     rows = []
     for shard in before:
-        requests, receipts = (Journal(table, shard) for table in TABLES)
+        requests, receipts = (JournalKey(table, shard) for table in TABLES)
         waiting_from = before[shard] or (first[requests].start, first[receipts].start)
         span = journals.reach[requests]
         gaps = journals.gaps.get(requests, [])
@@ -106,10 +106,10 @@ def marks(
     return session.createDataFrame(rows, MARKS)
 
 
-def _cuts(later: Journals) -> dict[Shard, int]:
+def _cuts(later: JournalTables) -> dict[Shard, int]:
     """The receipt offset from which all are kept, for shards that no longer keep the first ones."""
     cuts = {
-        shard: _whole_from(span, later.gaps.get(Journal("outcomes", shard), []))
+        shard: _whole_from(span, later.gaps.get(JournalKey("outcomes", shard), []))
         for shard, span in of_table(later.reach, "outcomes").items()
     }
     return {shard: cut for shard, cut in cuts.items() if cut > 0}

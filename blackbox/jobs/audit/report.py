@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from blackbox.jobs.audit import plots
 from blackbox.jobs.audit.audit import AuditVerdict
-from blackbox.jobs.audit.fates import STATES
+from blackbox.jobs.audit.request_statuses import STATES
 
 NAMED = 200
 LISTED = 20

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from blackbox.config.settings import Settings
 from blackbox.index.dump import Dump
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import read_headers
 from blackbox.journal.ranges import Chunk, Range
-from blackbox.journal.records import read_headers
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Shard, placed
 from blackbox.spark.journal_tasks import chunks
-from blackbox.spark.tables import as_batches, numbers
+from blackbox.spark.task_io import as_batches, numbers
 
 HELD = (
     "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "

@@ -17,7 +17,7 @@ from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.ledger import explained
 from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
-from blackbox.jobs.ledger.tables import POSITION, Measured, day_of, measure, rows
+from blackbox.jobs.ledger.table_files import POSITION, Measured, day_of, measure, rows
 from blackbox.jobs.ledger.upkeep import (
     UpkeepLimits,
     clean,
@@ -25,13 +25,13 @@ from blackbox.jobs.ledger.upkeep import (
     still_read,
     worth_compacting,
 )
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import (
     PIECE,
     TABLES,
-    Journal,
+    JournalKey,
     Span,
     of_table,
     reach,
@@ -96,7 +96,7 @@ def extend(
     with explained():
         files = Files(session, path)
         step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
-        run = _Run(session, settings, access, files, limits or UpkeepLimits(step))
+        run = _Extension(session, settings, access, files, limits or UpkeepLimits(step))
         with run.not_overtaken():
             run.compare(accept_gap=accept_gap)
             run.read_on()
@@ -113,7 +113,7 @@ def extend(
 
 
 @dataclass(eq=False, repr=False)
-class _Run:
+class _Extension:
     session: SparkSession
     settings: Settings
     access: KafkaAccess
@@ -121,7 +121,7 @@ class _Run:
     limits: UpkeepLimits
 
     def __post_init__(self) -> None:
-        self._todo: dict[Journal, Span] = {}
+        self._todo: dict[JournalKey, Span] = {}
         self._is_changed = False
         self._oldest = min(manifests.published(self.files), default=0)
         self.done = Done(self.files.root, manifests.newest(self.files))
@@ -173,7 +173,7 @@ class _Run:
                     written += added
                     self.done.tables[table].rows_added += sum(file.rows for file in added)
                     for shard, span in spans.items():
-                        before = held[journal := Journal(table, shard)]
+                        before = held[journal := JournalKey(table, shard)]
                         newest = last.get(shard, before.last)
                         held[journal] = replace(before, end=span.end, last=newest)
             manifest = self.done.manifest
@@ -207,7 +207,7 @@ class _Run:
             kept = (file for file in manifest.files if file.path not in gone)
             self._publish(replace(manifest, files=(*kept, *made), replaced=replaced))
 
-    def _covered(self, journal: Journal, span: Span) -> Covered:
+    def _covered(self, journal: JournalKey, span: Span) -> Covered:
         return self.done.manifest.journals.get(journal) or Covered(span.start, span.start)
 
     def _fresh(self, table: str, spans: Mapping[Shard, Span]) -> DataFrame:
@@ -258,12 +258,12 @@ class _Run:
         self._is_changed = False
 
 
-def _steps(todo: Mapping[Journal, Span], size: int) -> Iterator[dict[Journal, Span]]:
+def _steps(todo: Mapping[JournalKey, Span], size: int) -> Iterator[dict[JournalKey, Span]]:
     """The same spans, split into steps of at most `size` offsets.
 
     Requests go first: the ledger must never hold an outcome without its request.
     """
-    step: dict[Journal, Span] = {}
+    step: dict[JournalKey, Span] = {}
     room = size
     for journal, span in sorted(todo.items(), key=lambda one: (TABLES.index(one[0].table), one[0])):
         start = span.start
@@ -284,7 +284,7 @@ def _file(table: str, path: str, size: int, measured: Measured) -> LedgerFile:
     return LedgerFile(table, path, day, measured.rows, size, measured.checksum)
 
 
-def _gap(journal: Journal, covered: Covered, span: Span) -> str:
+def _gap(journal: JournalKey, covered: Covered, span: Span) -> str:
     return (
         f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in "
         "Kafka, whose retention removed them before a run read them. Run more often, or raise "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from blackbox.spark.failures import LedgerError
+from blackbox.spark.job_failures import LedgerError
 
 
 class FoundFile(NamedTuple):

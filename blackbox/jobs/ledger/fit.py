@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
 from blackbox.jobs.ledger.manifest import Manifest
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.receipts import read_receipts
-from blackbox.spark.journals import Journal, Reach
+from blackbox.journal.receipt_parsing import read_receipts
+from blackbox.spark.journals import JournalKey, Reach
 
 _ANEW = (
     "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), and "
@@ -56,7 +56,7 @@ def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess)
             )
 
 
-def _written_ms(access: KafkaAccess, journal: Journal, offset: int) -> int | None:
+def _written_ms(access: KafkaAccess, journal: JournalKey, offset: int) -> int | None:
     """When the record at this offset of the journal in Kafka was written."""
     wanted = Range(journal.topic, journal.shard.partition, offset, offset + 1)
     for chunk in read_ranges(access, [wanted]):

@@ -17,11 +17,11 @@ from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, FoundFile
 from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.manifest import LedgerFile, Manifest
-from blackbox.jobs.ledger.tables import Measured, measure, rows
-from blackbox.journal.access import KafkaAccess
+from blackbox.jobs.ledger.table_files import Measured, measure, rows
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError, cause_in
-from blackbox.spark.journals import PLACE, TABLES, Journal, Reach, Span
+from blackbox.spark.job_failures import LedgerError, cause_in
+from blackbox.spark.journals import PLACE, TABLES, JournalKey, Reach, Span
 
 UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
 
@@ -109,7 +109,7 @@ class Ledger:
         return cls(session, files, manifest)
 
     @property
-    def gaps(self) -> dict[Journal, tuple[Span, ...]]:
+    def gaps(self) -> dict[JournalKey, tuple[Span, ...]]:
         """Offsets within the reach that Kafka had removed before they were read."""
         journals = self.manifest.journals
         return {journal: held.gaps for journal, held in journals.items() if held.gaps}
@@ -194,7 +194,7 @@ class Ledger:
 
     def _beyond(self, table: str, measured: Iterable[Measured]) -> Iterator[str]:
         for shard, (first, last) in _merged(measured).items():
-            span = self.reach.get(Journal(table, shard))
+            span = self.reach.get(JournalKey(table, shard))
             if span is None or first < span.start or last >= span.end:
                 yield (
                     f"{self.files.uri(table)}: the rows of {shard} from {first} to {last} are not "

@@ -12,8 +12,8 @@ import orjson
 
 from blackbox.jobs.ledger.files import Files
 from blackbox.records.request import Shard
-from blackbox.spark.failures import LedgerError
-from blackbox.spark.journals import Journal, Reach, Span
+from blackbox.spark.job_failures import LedgerError
+from blackbox.spark.journals import JournalKey, Reach, Span
 
 FORMAT = 1
 FOLDER = "manifest"
@@ -65,7 +65,7 @@ class Manifest:
 
     number: int = 0
     written_ms: int = 0
-    journals: Mapping[Journal, Covered] = field(default_factory=dict)
+    journals: Mapping[JournalKey, Covered] = field(default_factory=dict)
     files: tuple[LedgerFile, ...] = ()
     replaced: tuple[Replaced, ...] = ()
 
@@ -157,7 +157,7 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
     )
 
 
-def _journal(one: Mapping[str, Any]) -> tuple[Journal, Covered]:
+def _journal(one: Mapping[str, Any]) -> tuple[JournalKey, Covered]:
     last = one["last"]
     covered = Covered(
         one["start"],
@@ -165,7 +165,7 @@ def _journal(one: Mapping[str, Any]) -> tuple[Journal, Covered]:
         tuple(Span(*gap) for gap in one["gaps"]),
         None if last is None else Last(*last),
     )
-    return Journal(one["table"], Shard(one["topic"], one["partition"])), covered
+    return JournalKey(one["table"], Shard(one["topic"], one["partition"])), covered
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, FoundFile
 from blackbox.jobs.ledger.manifest import LedgerFile, Manifest, Replaced
-from blackbox.jobs.ledger.tables import POSITION, day_of
+from blackbox.jobs.ledger.table_files import POSITION, day_of
 from blackbox.spark.journals import SHARD, TABLES
 
 

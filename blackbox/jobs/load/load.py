@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from blackbox.config.settings import Settings
 from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, cut
 from blackbox.jobs.load.tasks import MOST_SHOWN, CheckReport, CheckTask, Part, SendTask, Sent
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import Marks, Progress, piece_name
-from blackbox.spark.failures import in_one_line
-from blackbox.spark.session import numbered
-from blackbox.spark.tables import REPORT, reports
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.piece_writer import PieceProgress, PieceProgressReader, piece_name
+from blackbox.spark.job_failures import in_one_line
+from blackbox.spark.spark_session import numbered
+from blackbox.spark.task_io import REPORT, reports
 
 LANE_ROWS_PER_S = 20_000
 SILENCE_S = 25.0
@@ -157,9 +157,9 @@ class Load:
             for file in self.files
             for number, piece in enumerate(file.pieces)
         }
-        self._asking = Marks(self.access, self.topic)
-        self._watching = Marks(self.access, self.topic)
-        self.marks: dict[str, Progress] = self._asking.of(self._of)
+        self._asking = PieceProgressReader(self.access, self.topic)
+        self._watching = PieceProgressReader(self.access, self.topic)
+        self.marks: dict[str, PieceProgress] = self._asking.of(self._of)
 
     @property
     def rows_in(self) -> int:

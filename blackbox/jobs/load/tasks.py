@@ -14,11 +14,11 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
 from blackbox.jobs.load.pieces import Piece, UnusableFile, check_unchanged
 from blackbox.jobs.load.rows import OWN_COLUMNS, Bad, Written, columns, records
-from blackbox.journal.access import KafkaAccess
-from blackbox.journal.loading import PieceWriter, record_bytes
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.piece_writer import PieceWriter, record_bytes
 from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.request import Invalid, Reason, Record
-from blackbox.spark.tables import as_reports, numbers
+from blackbox.spark.task_io import as_reports, numbers
 from blackbox.support import logs
 
 MOST_SHOWN = 20

@@ -9,16 +9,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from blackbox.config.settings import Settings
-from blackbox.index.server import RedisServer
+from blackbox.index.redis_servers import RedisServers
 from blackbox.jobs.promote.tasks import Outcome, PromoteShards
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.topics import Topics
 from blackbox.records.clock import Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.failures import in_one_line
-from blackbox.spark.session import numbered
-from blackbox.spark.tables import REPORT, reports
+from blackbox.spark.job_failures import in_one_line
+from blackbox.spark.spark_session import numbered
+from blackbox.spark.task_io import REPORT, reports
 
 
 def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> list[Outcome]:
@@ -36,6 +36,6 @@ def promote(session: SparkSession, settings: Settings, access: KafkaAccess) -> l
 
 def _now_ms(settings: Settings) -> int:
     clock = Clock()
-    with closing(RedisServer(settings.redis_url.get_secret_value())) as server:
+    with closing(RedisServers(settings.redis_url.get_secret_value())) as server:
         clock.observe(server.now_ms())
     return clock.earliest_ms()

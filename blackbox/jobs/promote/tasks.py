@@ -12,10 +12,10 @@ import pyarrow as pa
 from blackbox.config.settings import Settings
 from blackbox.core.promotion import Promoted
 from blackbox.engine.promoter import Promoter
-from blackbox.journal.access import KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.spark.tables import as_reports, numbers
+from blackbox.spark.task_io import as_reports, numbers
 
 
 class Outcome(NamedTuple):

@@ -1,0 +1,66 @@
+"""Dead letters over HTTP: list, replay, discard."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from blackbox.admin.admin import Admin
+from blackbox.api.access import Access
+from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
+from blackbox.api.requests import FAILURES, body_of, body_schema
+from blackbox.api.turns import Turns
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES
+
+MOST_BYTES = 1 << 20
+"""Most bytes of a body that names letters; a thousand of the longest places take a third of it."""
+
+MOST_TOLD_BYTES = 8 << 20
+"""Most bytes of all keys and values in one answer, as they are sent."""
+
+places_body = Depends(body_of(Places, MOST_BYTES))
+Asked = Annotated[Places, places_body]
+NAMED = body_schema(Places.model_json_schema(), "which letters")
+
+
+def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
+    """Paths under `/dead-letters`."""
+    router = APIRouter(responses=FAILURES)
+    looks = [Depends(turns.letters), Depends(turns.read)]
+    changes = [places_body, Depends(turns.change)]
+
+    @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
+    def list_letters(
+        request: Request,
+        reason: Annotated[str | None, Query(max_length=50)] = None,
+        is_open: bool = True,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Letters:
+        """List dead letters, the newest first; `is_open=false` also lists replayed and discarded ones.
+
+        Reads the last 10,000 records of each partition, for letters of the configured request topics: other
+        deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
+        cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
+        """
+        most_sent_bytes = MOST_TOLD_BYTES // (2 * limit)
+        most_bytes = min(MOST_SHOWN_BYTES, most_sent_bytes)
+        found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
+        is_operator = access.may_operate(request)
+        return Letters(
+            letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]
+        )
+
+    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
+    def replay(asked: Asked) -> PutAwayState:
+        """Write the requests of these letters again; each letter once, however often this is called."""
+        done = admin.close_letters(asked.places, replay=True)
+        return PutAwayState(done=done.done, left=done.left)
+
+    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
+    def discard(asked: Asked) -> PutAwayState:
+        """Mark these letters as discarded; they stay in Kafka."""
+        done = admin.close_letters(asked.places, replay=False)
+        return PutAwayState(done=done.done, left=done.left)
+
+    return router

@@ -1,0 +1,254 @@
+"""Write requests to Kafka: the producer that every kind of client is built on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from blackbox.client.request_value import cancel_value
+from blackbox.client.rescheduling import ReplacementRecord
+from blackbox.journal.kafka_access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
+from blackbox.journal.topics import Topics
+from blackbox.records.cancel import HEADER as CANCEL_HEADER
+from blackbox.records.errors import NotAllowed, RecoveryRequired
+from blackbox.records.request import Shard, locate, request_id
+
+ACKNOWLEDGED_WITHIN_S = 20.0
+CLOSED_WITHIN_S = 5.0
+COUNTED_FOR_S = 5.0
+"""How long a partition count is reused: as long as the Kafka client keeps its own metadata."""
+
+CALLER_HEADER = "CALLER_SERVICE"
+GROUP_ID = "blackbox-client"
+"""Default `group.id`; the consumers do not join the group."""
+
+
+class NotSent(Exception):
+    """Kafka did not accept a request; the text says why and what to do."""
+
+
+@dataclass(eq=False, slots=True)
+class PendingWrite:
+    """A request that was handed to the producer."""
+
+    _wait: Callable[[PendingWrite], None]
+    _place: tuple[Shard, int] | None = None
+    failure: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether Kafka has acknowledged or refused the request."""
+        return self._place is not None or self.failure is not None
+
+    @property
+    def place(self) -> tuple[Shard, int]:
+        """Where the request was written; waits for the acknowledgement. Raises NotSent."""
+        if not self.is_settled:
+            self._wait(self)
+        return self.place_if_known
+
+    @property
+    def place_if_known(self) -> tuple[Shard, int]:
+        """Where the request was written, without waiting. Raises NotSent when that is not known yet."""
+        if self._place is None:
+            raise NotSent(
+                self.failure
+                or f"Kafka has not acknowledged the request within {ACKNOWLEDGED_WITHIN_S:g} s; "
+                "it may still be written later. Check the brokers"
+            )
+        return self._place
+
+    @property
+    def id(self) -> str:
+        """The request's id; waits until Kafka has acknowledged it. Raises NotSent."""
+        return request_id(*self.place)
+
+    def settle(self, error: KafkaError | None, message: Message) -> None:
+        """Take Kafka's delivery report."""
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is not None:
+            self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
+        elif topic is None or partition is None or offset is None:
+            self.failure = (
+                f"Kafka returned no offset for the request in {topic}; it may not have been written"
+            )
+        else:
+            self._place = Shard(topic, partition), offset
+
+
+class RequestWriter:
+    """Writes requests to a request topic on behalf of `caller`. Use it from one thread only.
+
+    The producer sends in batches. Leaving the context waits until Kafka has acknowledged all requests.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        caller: str | None = None,
+        request_topic: str = "TB",
+        kafka_settings: Mapping[str, str] | None = None,
+    ) -> None:
+        settings = kafka_settings or {}
+        group = settings.get("group.id", GROUP_ID)
+        self.access = KafkaAccess(bootstrap_servers, group, settings)
+        self._producer: Producer = self.access.producer(None)
+        self._own_headers = [(CALLER_HEADER, caller.encode())] if caller is not None else []
+        self.request_topic = request_topic
+        self._refused = 0
+        self._first_refusal = ""
+        self._partitions = 0
+        self._counted_s = -math.inf
+
+    def reach(self) -> None:
+        """Check that the request topic exists. Raises NotSent, after about 5 s when no broker answers."""
+        servers = self.access.bootstrap_servers
+        try:
+            found = Topics(self.access.admin()).partitions([self.request_topic], to="Write")
+        except NotAllowed as reason:
+            raise NotSent(str(reason)) from None
+        except RecoveryRequired as reason:
+            raise NotSent(
+                f"no Kafka broker answers at {servers} ({reason}); "
+                "check the address and that Kafka is running"
+            ) from None
+        if self.request_topic not in found:
+            raise NotSent(
+                f"the request topic {self.request_topic!r} does not exist on {servers}; start "
+                "blackbox once to create it, or name another topic"
+            )
+
+    def ask(
+        self,
+        value: bytes | None,
+        *,
+        key: str | bytes | None = None,
+        headers: Iterable[tuple[str, bytes | str | None]] = (),
+        partition: int = -1,
+    ) -> PendingWrite:
+        """Write a ready-made request value unchanged; `headers` follow the caller header.
+
+        The key chooses the partition, unless `partition` is given.
+        """
+        asked = PendingWrite(self._wait_for)
+
+        def settle(error: KafkaError | None, message: Message) -> None:
+            asked.settle(error, message)
+            if asked.failure is not None:
+                self._first_refusal = self._first_refusal if self._refused else asked.failure
+                self._refused += 1
+
+        all_headers = [*self._own_headers, *headers]
+        try:
+            produce(self._producer, self.request_topic, value, key, partition, settle, all_headers)
+        except KafkaException as error:
+            raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
+        self.poll()
+        return asked
+
+    def write_cancel(self, id: str) -> list[PendingWrite]:
+        """Write a cancel of the pending request with this id, or of all pending ones under this caller id.
+
+        A cancel by caller id goes to every partition: requests written before partitions were added
+        may be in another partition than the one the key maps to now. The first record returned is
+        the one partitioned by the key.
+        """
+        try:
+            shard, _ = locate(id, [self.request_topic])
+        except ValueError:
+            value, count = cancel_value(id), self.partitions()
+            first = self.ask(value, key=id)
+            others = range(count) if count > 1 else ()
+            return [first, *(self.ask(value, key=id, partition=other) for other in others)]
+        headers = [(CANCEL_HEADER, id.encode())]
+        return [self.ask(None, headers=headers, partition=shard.partition)]
+
+    def partitions(self) -> int:
+        """How many the request topic has, up to `COUNTED_FOR_S` ago; 0 if it does not exist. Raises NotSent."""
+        if time.monotonic() - self._counted_s > COUNTED_FOR_S:
+            topic = self.request_topic
+            try:
+                found = self._producer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            except KafkaException as error:
+                raise NotSent(
+                    f"cannot list the partitions of {topic}: {error.args[0].str()}; check the "
+                    f"brokers at {self.access.bootstrap_servers}"
+                ) from None
+            self._partitions, self._counted_s = len(found.partitions), time.monotonic()
+        return self._partitions
+
+    def write_replacement(self, shard: Shard, record: ReplacementRecord) -> PendingWrite:
+        """Write a request that replaces another one.
+
+        Its caller header is this caller's name, or the replaced request's if this caller has none.
+        """
+        headers = [
+            one for one in record.headers if not self._own_headers or one[0] != CALLER_HEADER
+        ]
+        return self.ask(record.value, key=record.key, headers=headers, partition=shard.partition)
+
+    def poll(self) -> None:
+        """Process the acknowledgements that have arrived, without waiting."""
+        self._producer.poll(0)
+
+    def wait_for(self, asked: Sequence[PendingWrite]) -> None:
+        """Wait until Kafka has acknowledged these only. Raises NotSent on a timeout, or if one was refused."""
+        deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
+        for one in asked:
+            self._poll_for(one, deadline)
+        left = sum(not one.is_settled for one in asked)
+        if left:
+            raise self._unacknowledged(left, ACKNOWLEDGED_WITHIN_S)
+        failures = [one.failure for one in asked if one.failure is not None]
+        if failures:
+            raise _refusal(len(failures), failures[0])
+
+    def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
+        """Wait until Kafka has acknowledged everything.
+
+        Raises NotSent on a timeout, or if any request since the last flush was refused.
+        """
+        left = self._producer.flush(timeout_s)
+        refused, self._refused = self._refused, 0
+        if left:
+            raise self._unacknowledged(left, timeout_s)
+        if refused:
+            raise _refusal(refused, self._first_refusal)
+
+    def _unacknowledged(self, left: int, timeout_s: float) -> NotSent:
+        return NotSent(
+            f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
+            f"written later. Check the brokers at {self.access.bootstrap_servers}"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.flush()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Flush for up to `CLOSED_WITHIN_S`; failures are ignored."""
+        with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
+            self._producer.flush(CLOSED_WITHIN_S)
+
+    def _wait_for(self, asked: PendingWrite) -> None:
+        self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
+
+    def _poll_for(self, asked: PendingWrite, deadline: float) -> None:
+        while not asked.is_settled and time.monotonic() < deadline:
+            self._producer.poll(POLL_S)
+
+
+def _refusal(count: int, first: str) -> NotSent:
+    return NotSent(f"Kafka rejected {count} of the requests; the first: {first}")

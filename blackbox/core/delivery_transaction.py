@@ -1,0 +1,180 @@
+"""The delivery of one batch: what its transaction sends, and the receipt that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import islice
+
+from blackbox.core.due_batch import DueBatch, as_dead
+from blackbox.core.plan import Postponed
+from blackbox.core.ports import Writer
+from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
+from blackbox.records.entry import Entry
+from blackbox.records.errors import RecoveryRequired, Refused
+from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
+from blackbox.records.receipt import Places, Receipt, topic_of
+from blackbox.records.request import UNDELIVERABLE, Reason, Record
+from blackbox.records.topic_limits import NO_LIMITS, Parts
+
+PART_LATER_MS = 50
+"""Delay of what a strict topic takes only in a later transaction; other messages go before it."""
+UNFIT_LATER_MS = 60_000
+"""Delay before a dead letter that its topic takes in no form is retried."""
+
+
+class DeliveryTransaction:
+    """What one transaction sends; the caller begins it, and commits or aborts it.
+
+    `ready` and `dead` are the requests that it ends; a message that the client refuses is in both.
+    `known` is the position `requests` of the index.
+    """
+
+    def __init__(
+        self, writer: Writer, triage: Triage, batch: DueBatch, known: int, now_ms: int
+    ) -> None:
+        """Read what dead letters need from Kafka: within the transaction, it could time out."""
+        self._writer, self._triage, self._batch = writer, triage, batch
+        self._known, self._now_ms = known, now_ms
+        self.ready, self.dead = dict(batch.ready), dict(batch.dead)
+        self._originals = self._read_originals(batch.dead)
+        self._places: Places = {}
+        self._letters: Places = {}
+        self._follow_ups: Places = {}
+        topics = {entry.target for entry in self.ready.values()}
+        self._limits = triage.targets.limits(topics | {triage.dead_letter_topic})
+        self._parts = Parts(self._limits)
+
+    @property
+    def apart(self) -> Collection[int]:
+        """The messages that were sent in record batches of their own."""
+        return self._parts.apart
+
+    def send(self) -> bool:
+        """Send messages and dead letters; defer those for a later transaction; return whether any is left."""
+        later = self._send_messages()
+        refused_now = {o: e for o, e in self.dead.items() if o not in self._batch.dead}
+        self._originals |= self._read_originals(refused_now)
+        later |= self._send_dead_letters()
+        for offset, (wait_ms, entry) in later.items():
+            self.ready.pop(offset, None)
+            at_ms = self._now_ms + wait_ms
+            self._batch.deferred[offset] = at_ms, refused_now.get(offset, entry)
+        return bool(self.ready or self.dead)
+
+    def send_follow_ups(self) -> None:
+        """Send the follow-ups. Raises Refused, after an abort, if the client refuses some."""
+        follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
+        if not follow_ups.has_some(ended.values()):
+            return
+        delivered = {o: entry for o, entry in self.ready.items() if o not in self.dead}
+        suspects: dict[int, Refusal] = {}
+        for part, places in (
+            (follow_ups.requests(ended, self._now_ms), self._follow_ups),
+            (follow_ups.copies(delivered), {}),
+        ):
+            for message in part:
+                refusal = self._writer.send(message, places)
+                if refusal is not None:
+                    suspects[message.offset] = refusal
+        self._take_back(suspects)
+
+    def flush(self) -> Mapping[int, Refusal]:
+        """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
+        return self._writer.flush(self._hopeless)
+
+    def check_follow_ups(self) -> None:
+        """Raise Refused, after an abort, if a later record asks for some of it again, or cancels it."""
+        if self._follow_ups:
+            ended = self.ready | self.dead
+            overtaken = self._triage.follow_ups.overtaken(self._known, ended, self._follow_ups)
+            self._take_back(overtaken)
+
+    def receipt(self, dead: Mapping[int, Entry]) -> Receipt:
+        """The receipt of what was sent; `dead` are the dead letters that the brokers have."""
+        undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
+        expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
+        others = {*undeliverable, *expired}
+        topics = {topic_of(at) for at in (*self._places, *self._letters)}
+        return Receipt(
+            at_ms=self._now_ms,
+            delivered=self._places,
+            dead=undeliverable,
+            expired=expired,
+            invalid=[offset for offset in dead if offset not in others],
+            letters=self._letters,
+            topics=dict(self._triage.targets.ids(topics)),
+            read=self._known,
+        )
+
+    def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
+        """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
+        return self._triage.originals(
+            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
+        )
+
+    def _send_messages(self) -> dict[int, Postponed]:
+        """Send the messages; return those for a later transaction, each with its delay in ms."""
+        later: dict[int, Postponed] = {}
+        for message in deliveries(self._triage.shard, self.ready):
+            if self._has_place(message, later):
+                refusal = self._writer.send(message, self._places)
+                if refusal is not None:
+                    self.dead[message.offset] = as_dead(self.ready[message.offset], refusal)
+        return later
+
+    def _send_dead_letters(self) -> dict[int, Postponed]:
+        """Send the dead letters; return those for a later transaction, each with its delay in ms."""
+        shard = self._triage.shard
+        limits = self._limits.get(self._triage.dead_letter_topic, NO_LIMITS)
+        later: dict[int, Postponed] = {}
+        unfit: list[Refusal] = []
+        for offset, entry in self.dead.items():
+            forms = self._forms(offset, entry)
+            refusals = [limits.refusal(form) for form in forms]
+            fitting = [form for form, why in zip(forms, refusals, strict=True) if why is None]
+            if not fitting:
+                unfit += [why for why in refusals[-1:] if why is not None]
+                # written again: its payload must outlive the wait
+                later[offset] = UNFIT_LATER_MS, entry
+            elif self._has_place(fitting[0], later) and all(
+                self._writer.send(form, self._letters) is not None for form in fitting
+            ):
+                raise RecoveryRequired(
+                    f"{shard.source(offset)}: no form of its dead letter can be sent"
+                )
+        if unfit:
+            self._triage.log_waiting_letters(len(unfit), unfit[0][1])
+        for offset in later:
+            del self.dead[offset]
+        return later
+
+    def _forms(self, offset: int, entry: Entry) -> list[Outgoing]:
+        """The forms of a dead letter that the broker has not refused, the largest first."""
+        original, detail = self._originals.get(offset), entry.detail or ""
+        if original is None and entry.left_bytes:
+            detail = f"{detail}; {RECORD_GONE}"
+        record, topic = original or as_record(offset, entry), self._triage.dead_letter_topic
+        forms = dead_letters(self._triage.shard, topic, record, entry.reason or "", detail)
+        return list(islice(forms, entry.shortened, None))
+
+    def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:
+        """Whether a message goes into this transaction, if need be after a flush; if not, add it to `later`."""
+        place = self._parts.place(message)
+        if place == "later":
+            later[message.offset] = PART_LATER_MS + len(later), None  # in this order
+        elif place == "next":
+            self.flush()
+        return place != "later"
+
+    def _hopeless(self) -> dict[int, Refusal]:
+        """The messages that no broker has yet because their target cannot take anything any more."""
+        arrived = {offset for pairs in self._places.values() for offset, _ in pairs}
+        arrived |= self.dead.keys()
+        waiting = {o: e.target for o, e in self.ready.items() if o not in arrived}
+        refusals = self._triage.reported_unavailable(set(waiting.values()), anew=True)
+        return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
+
+    def _take_back(self, suspects: dict[int, Refusal]) -> None:
+        if suspects:
+            self._writer.abort()
+            raise Refused(suspects)

@@ -1,0 +1,143 @@
+"""A batch after triage, and how one of its requests waits: parked, or with ever longer delays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
+from blackbox.core.plan import DueEntries, Postponed
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import Refusal
+from blackbox.records.receipt import Claim
+from blackbox.records.request import MAY_COME_BACK, Reason
+
+FIRST_RETRY_MS = 1_000
+LONGEST_RETRY_MS = 60_000
+ALONE_SPREAD_MS = 50
+REFRESH_MS = 900_000
+DOUBTFUL_LATER_MS = 5_000
+MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
+"""Bytes (or one larger record) and offsets to read from Kafka for the dead letters of one transaction."""
+
+OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
+"""Refusals of whatever is sent there. Any other is given to each record of a batch, for the fault of one."""
+
+QUEUED = "waiting behind earlier messages for the same target"
+
+
+@dataclass(slots=True)
+class DueBatch:
+    """A batch, each request in one of four places; `parked` maps bands to the targets parked for."""
+
+    ready: dict[int, Entry] = field(default_factory=dict)
+    alone: dict[int, Entry] = field(default_factory=dict)
+    dead: dict[int, Entry] = field(default_factory=dict)
+    deferred: dict[int, Postponed] = field(default_factory=dict)
+    parked: dict[int, str] = field(default_factory=dict)
+
+    def defer_spread(self, offset: int, now_ms: int) -> None:
+        """Defer a request, a little later than what was deferred before it."""
+        self.deferred[offset] = now_ms + ALONE_SPREAD_MS * (1 + len(self.deferred)), None
+
+    def park_if_possible(
+        self, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
+    ) -> bool:
+        """Park a request if possible; return whether it was parked.
+
+        Messages that expire are not parked, nor is what would share a band with another target.
+        """
+        to = waits_for(entry)
+        if not may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
+            return False
+        if self.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
+            return False
+        self.park(offset, entry, refusal[1])
+        return True
+
+    def park(self, offset: int, entry: Entry, why: str) -> None:
+        if entry.reason is not None:  # a dead letter's detail is for its reader
+            entry = entry._replace(waits=max(1, entry.waits))
+        elif entry.waits == 0 or entry.detail != why:
+            entry = entry._replace(waits=entry.waits + 1, detail=why)
+        self.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
+
+    def park_behind_backlogs(self, due: DueEntries) -> None:
+        """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
+        for part in (self.ready, self.alone) if due.backlogs else ():
+            for offset, entry in list(part.items()):
+                is_new = offset not in due.released and not entry.expires_ms
+                if is_new and waits_for(entry) in due.backlogs:
+                    del part[offset]
+                    self.park(offset, entry, QUEUED)
+
+    def defer_large_letters(self, now_ms: int) -> None:
+        """Defer dead letters whose records are in Kafka, except some close together.
+
+        Messages would wait for the read.
+        """
+        large = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)
+        read_bytes = 0
+        for offset in large:
+            read_bytes += self.dead[offset].left_bytes
+            if offset - large[0] > MOST_LETTER_SPAN:
+                del self.dead[offset]
+                self.defer_spread(offset, now_ms)
+            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:
+                del self.dead[offset]
+                self.deferred[offset] = now_ms, None
+
+    def retry_or_end(
+        self, offset: int, entry: Entry, refusal: Refusal, retries: int, now_ms: int
+    ) -> None:
+        """Retry a request later; after so many `retries`, its message becomes a dead letter."""
+        reason, detail = refusal
+        is_over = entry.attempts >= retries and reason != Reason.UNREACHABLE
+        if is_over and entry.reason is None:
+            detail = f"{detail}, tried {entry.attempts + 1} times"
+            self.dead[offset] = as_dead(entry, (reason, detail))
+            return
+        if reason == Reason.UNREACHABLE:  # retried without limit, and not counted as an attempt
+            count, later = entry.waits, entry._replace(waits=entry.waits + 1)
+        else:
+            count, later = entry.attempts, entry._replace(attempts=entry.attempts + 1, waits=0)
+            detail = f"{detail}; attempt {later.attempts} of {retries + 1}"
+        if entry.reason is None:
+            later = later._replace(detail=detail)
+        wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
+        goes_on = reason == Reason.UNREACHABLE and entry.detail == later.detail
+        if goes_on and wait_ms == LONGEST_RETRY_MS and not _is_to_be_refreshed(now_ms, wait_ms):
+            self.deferred[offset] = now_ms + wait_ms, None
+        else:
+            self.deferred[offset] = now_ms + wait_ms, later
+
+
+def may_park(to: str, refusal: Refusal) -> bool:
+    """Whether a refusal allows parking.
+
+    A dead letter waits for its topic, whatever that lacks. A message waits only while its target is
+    unreachable.
+    """
+    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)
+
+
+def doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
+    """Postpone a request of which it is not known whether it was delivered."""
+    why = f"cannot read yet whether it was delivered to {claim.at} at {claim.there}"
+    told = entry._replace(waits=entry.waits + 1)
+    if entry.reason is None:
+        told = told._replace(detail=why)
+    at_ms = now_ms + DOUBTFUL_LATER_MS
+    goes_on = entry.detail == told.detail and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
+    return at_ms, None if goes_on else told
+
+
+def as_dead(entry: Entry, refusal: Refusal) -> Entry:
+    """The dead letter that a request becomes."""
+    reason, detail = refusal
+    return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
+
+
+def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
+    """Whether a waiting payload is written again: Redis keeps it at least an hour beyond its time."""
+    return now_ms // REFRESH_MS != (now_ms - wait_ms) // REFRESH_MS

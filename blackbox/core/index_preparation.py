@@ -1,0 +1,181 @@
+"""The second step of recovery: keep the index, or empty it to rebuild it; and from where on journals are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blackbox.core.intake import Rebuild, Taken
+from blackbox.core.marks import (
+    check_binding,
+    foreign_group,
+    is_another,
+    newest_mark,
+    other_group,
+    replaced,
+    shortened,
+)
+from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
+from blackbox.core.ports import Index, Journal
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.core.recovery")
+
+CLOCKS_APART_MS = 60_000
+"""How far apart the clocks of two owners may be."""
+
+
+class StartingPoint(NamedTuple):
+    """Where an opening begins to read, and what it found out before.
+
+    Requests that were due before `unknown_before_ms` may have had an outcome that is gone.
+    """
+
+    positions: Positions
+    is_rebuild: bool = False
+    gone: tuple[int, int] | None = None
+    mark: Mark | None = None
+    unknown_before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPreparation:
+    """Prepares the index of one shard for the reading of its journals; the fields are those of Recovery."""
+
+    shard: Shard
+    group: str
+    index: Index
+    journal: Journal
+    apply: Callable[[Batch, Rebuild | None], Taken]
+    now_ms: Callable[[], int]
+
+    def prepare(self) -> StartingPoint:
+        """Keep the index or empty it. Raises ForeignIndex if it belongs to something else."""
+        kept, binding, requests, receipts = self.load()
+        since = 0 if kept is None else kept.positions.receipts
+        if theirs := foreign_group(self.journal, binding.group, since):
+            raise other_group(self.shard, theirs, binding.group)
+        if kept is None:
+            logger.info("%s: the index is empty, rebuilding it from the journals", self.shard)
+            return self._empty(binding, requests, receipts)
+        at = kept.positions
+        is_behind = at.requests < requests.start or at.receipts < receipts.start
+        if not kept.is_whole:
+            logger.error(
+                "%s: Redis lost a single key of the index; check that maxmemory-policy is "
+                "noeviction and that the key was not deleted; rebuilding the index from the "
+                "journals", self.shard,
+            )  # fmt: skip
+            return self._empty(binding, requests, receipts, kept)
+        if is_behind and (kept.is_rebuilding or self._mark_covers_pending(requests, binding)):
+            logger.warning(
+                "%s: the index is at %s, but the journals begin at %d and %d: the records in "
+                "between were removed; rebuilding it", self.shard, tuple(at), requests.start,
+                receipts.start,
+            )  # fmt: skip
+            return self._empty(binding, requests, receipts, kept)
+        self.index.take_over(binding, is_rebuild=kept.is_rebuilding)
+        if kept.is_rebuilding:
+            logger.info("%s: continuing a rebuild at %d", self.shard, at.requests)
+            unknown_ms = kept.unknown_ms
+            if not unknown_ms and kept.mark is None and at.receipts == receipts.start > 0:
+                unknown_ms = self._first_receipt_ms(receipts)
+            return StartingPoint(at, True, None, kept.mark, unknown_ms or None)
+        return self._keep(kept, requests, receipts)
+
+    def load(self) -> tuple[IndexMetadata | None, Binding, Bounds, Bounds]:
+        """Read what the index and the journals say of themselves. Raises ForeignIndex if they do not match."""
+        binding = self.journal.binding(self.group)
+        requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
+        kept = self.index.load()
+        if kept is None:
+            return kept, binding, requests, receipts
+        if kept.binding is not None:
+            check_binding(self.shard, kept.binding, binding)
+        ends = Positions(requests.end, receipts.end)
+        if kept.positions.requests > ends.requests or kept.positions.receipts > ends.receipts:
+            raise shortened(self.shard, kept.positions, ends)
+        if kept.tail is not None and is_another(self.journal, kept.tail):
+            raise replaced(self.shard, kept.tail)
+        return kept, binding, requests, receipts
+
+    def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> StartingPoint:
+        """Keep an index; if the journals begin after its positions, it knows more than they do."""
+        positions, gone = kept.positions, None
+        if positions.receipts < receipts.start:
+            before_ms = self._first_receipt_ms(receipts)
+            count = self.index.outcome_unknown(before_ms, self.now_ms())
+            logger.error(
+                "%s: receipts %d to %d were removed before they were read; %d pending requests "
+                "that may have been delivered become dead letters; keep receipts as long as the "
+                "request topic", self.shard, positions.receipts, receipts.start - 1, count,
+            )  # fmt: skip
+            self.index.settle({}, receipts.start)
+            positions = self.index.positions
+        if positions.requests < requests.start:
+            gone = positions.requests, requests.start
+            logger.error(
+                "%s: retention removed requests %d to %d before they were read; they are lost; set "
+                "retention.ms=-1 on %s, so that only blackbox removes requests, once they have "
+                "ended",
+                self.shard, positions.requests, requests.start - 1, self.shard.topic,
+            )  # fmt: skip
+            self.index.lost_before(requests.start, requests.end)
+            self.apply(Batch(positions.requests, requests.start, []), None)
+            positions = self.index.positions
+        return StartingPoint(positions, False, gone, kept.mark, kept.unknown_ms or None)
+
+    def _empty(
+        self,
+        binding: Binding,
+        requests: Bounds,
+        receipts: Bounds,
+        kept: IndexMetadata | None = None,
+    ) -> StartingPoint:
+        """Empty the index and begin it at the newest mark; without one, where the journals begin."""
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
+        gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
+        mark, told = found or (None, requests.end)
+        judged = requests.end
+        if mark is None:
+            positions = Positions(requests.start, receipts.start)
+            if receipts.start > 0:
+                unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
+                logger.error(
+                    "%s: receipts begin at %d, and no low-water mark is known; requests that may "
+                    "have been delivered before become dead letters", self.shard, receipts.start,
+                )  # fmt: skip
+            elif not receipts.end and (read := self.journal.committed()) > requests.start:
+                unknown_ms, judged = self.now_ms() + CLOCKS_APART_MS, 0
+                logger.error(
+                    "%s: the group %s has read requests up to %d, but %s.receipts is empty: it was "
+                    "deleted or not copied. Requests that are due by now may have been delivered, "
+                    "and become dead letters", self.shard, self.group, read, self.shard.topic,
+                )  # fmt: skip
+        else:
+            positions = Positions(max(mark.requests, requests.start), mark.receipts)
+            if mark.requests < requests.start:
+                gone = mark.requests, requests.start
+                logger.error(
+                    "%s: retention removed requests %d to %d while some of them were pending; "
+                    "these are lost; set retention.ms=-1 on %s",
+                    self.shard, *gone, self.shard.topic,
+                )  # fmt: skip
+        self.index.begin(
+            positions, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
+            is_rebuild=True,
+        )  # fmt: skip
+        return StartingPoint(positions, True, gone, mark, unknown_ms or None)
+
+    def _mark_covers_pending(self, requests: Bounds, binding: Binding) -> bool:
+        """Whether a mark covers all that is pending. If not, the index may know more than the journals."""
+        found = newest_mark(self.shard, self.journal, binding.topic_id)
+        return found is not None and found[0].requests >= requests.start
+
+    def _first_receipt_ms(self, receipts: Bounds) -> int:
+        """The time before which outcomes may be gone, allowing for a difference between clocks."""
+        first = next(iter(self.journal.receipts(receipts.start, receipts.end)), None)
+        return (first[1].at_ms if first else self.now_ms()) + CLOCKS_APART_MS

@@ -1,0 +1,43 @@
+"""Rate limits of targets: what exceeds one is deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from blackbox.core.due_batch import DueBatch
+from blackbox.core.ports import Rates
+from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
+
+
+def hold_back(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
+    """Defer what exceeds its target's rate limit; return how many, by target.
+
+    What was due first goes first.
+    """
+    limited = pace.limited()
+    waiting: dict[str, list[int]] = {}
+    for offset, entry in batch.ready.items() if limited else ():
+        if entry.target in limited:
+            waiting.setdefault(entry.target, []).append(offset)
+    later: dict[str, int] = {}
+    for target, offsets in waiting.items():
+        offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
+        due_ms = [batch.ready[offset].due_ms for offset in offsets]
+        try:
+            times = pace.times(target, due_ms, now_ms)
+        except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
+            continue
+        for offset, at_ms in zip(offsets, times, strict=True):
+            if at_ms > now_ms:
+                del batch.ready[offset]
+                batch.deferred[offset] = at_ms, None
+                later[target] = later.get(target, 0) + 1
+    return later
+
+
+def give_back(pace: Rates, later: Mapping[str, int]) -> None:
+    """Give back the times that were reserved for messages that are read again now."""
+    for target, count in later.items():
+        with suppress(RecoveryRequired, IndexFull):
+            pace.give_back(target, count)

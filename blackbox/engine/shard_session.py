@@ -1,0 +1,93 @@
+"""What a shard owner holds while its shard is open, and how a low-water mark gets written meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.intake import Intake
+from blackbox.core.low_water import LowWater
+from blackbox.core.plan import Positions
+from blackbox.core.recovery import Recovery
+from blackbox.index.shard_index import ShardIndex
+from blackbox.records.clock import ShardClock
+from blackbox.records.errors import RecoveryRequired
+from blackbox.records.receipt import Mark
+from blackbox.records.request import Shard
+
+WRITTEN_WITHIN_S = 60.0
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSession:
+    """Everything that an owner holds between opening and closing a shard."""
+
+    index: ShardIndex
+    intake: Intake
+    dispatch: Dispatch
+    recovery: Recovery
+    low_water: LowWater
+    clock: ShardClock
+    journal: Closable
+    closing: tuple[Closable, ...]
+
+
+@dataclass(eq=False, repr=False)
+class Marking:
+    """Hands what the caretaker's walk found to the owner's thread, which alone may use the producer."""
+
+    shard: Shard
+    wake_owner: Callable[[], None]
+    _walked: tuple[ShardSession, Positions, int, Future[Mark]] | None = None
+
+    def find(self, session: ShardSession, walk_s: float, must_end: Callable[[float], bool]) -> Mark:
+        """Walk over the index, in about `walk_s`, and wait until the owner's thread has written the mark.
+
+        `must_end` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
+        """
+        if session.index.doubtful:
+            raise RecoveryRequired(
+                f"{self.shard}: cannot read yet whether some requests were delivered"
+            )
+        walk = session.index.walk()
+        try:
+            pause_s = walk_s / walk.slices()
+            while walk.slice():
+                if must_end(pause_s):
+                    raise RecoveryRequired("the walk was abandoned because the shard was released")
+        finally:
+            walk.close()
+        written: Future[Mark] = Future()
+        self._walked = session, walk.positions, walk.lowest, written
+        self.wake_owner()
+        try:
+            return written.result(WRITTEN_WITHIN_S)
+        except (TimeoutError, CancelledError):
+            raise RecoveryRequired(f"{self.shard}: the mark was not written") from None
+
+    def write(self, session: ShardSession) -> None:
+        """Write the mark that a walk over this session's index found, in the owner's thread."""
+        if self._walked is None:
+            return
+        (walked_in, positions, lowest, written), self._walked = self._walked, None
+        if walked_in is session and written.set_running_or_notify_cancel():
+            try:
+                written.set_result(session.low_water.write(positions, lowest))
+            except BaseException as error:
+                written.set_exception(error)
+                raise
+        else:
+            written.cancel()
+
+    def cancel(self) -> None:
+        """Leave the mark unwritten; the caretaker that waits for it walks again later."""
+        walked, self._walked = self._walked, None
+        if walked is not None:
+            walked[3].cancel()

@@ -1,0 +1,249 @@
+"""How dispatch takes what is due, and removes what has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import orjson
+
+from blackbox.core.parking import BAND_MS
+from blackbox.core.plan import DueEntries, Positions, Postponed
+from blackbox.index.commands import zrem_chunks
+from blackbox.index.connection import pack
+from blackbox.index.guarded_index import MAX_CONTENTION
+from blackbox.index.packed import by_score
+from blackbox.index.postponing import PostponingChanges
+from blackbox.index.stored_fields import claims_of
+from blackbox.records.errors import IndexFull, PositionsMoved
+from blackbox.records.receipt import Claim, Mark
+from blackbox.records.request import member
+
+_WHY_ALONE = (
+    "check that maxmemory-policy is noeviction and that the key was not deleted; rebuilding from "
+    "the journals"
+)
+_NOTHING: Mapping[Any, Any] = {}
+
+
+class DispatchChanges(PostponingChanges):
+    """What dispatch and recovery change about deliveries."""
+
+    def due(
+        self,
+        now_ms: int,
+        limit: int,
+        passing_over: Collection[int] = (),
+        release: Collection[str] = (),
+    ) -> DueEntries:
+        """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
+
+        Checks the positions even when nothing is due. `passing_over` are due entries that are being
+        delivered already and so left out. Entries that are parked for the targets in `release` come
+        first, as many again at most: others do not wait until a backlog is through.
+        """
+        with self._lock:
+            known = self._bands()
+            bands = sorted(band for band, to in known.items() if to in release)
+            share = max(1, limit // max(1, len(bands)))
+            look = [
+                *self._look_due(now_ms, len(passing_over), limit),
+                *self._look_expected(),
+                *(self._read_band(band, share) for band in bands),
+                *self._count_parked(known),
+            ]
+            state, ready, after, first, last, pending, paused, *more = self._consistent(look)
+            there, more = more[: len(self._expected)], more[len(self._expected) :]
+            in_bands, (total, *counts) = more[: len(bands)], more[len(bands) :]
+            self.doubtful = claims_of(state[3])
+            if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
+                raise PositionsMoved(
+                    f"{self.shard}: Redis lost a single key, {lost.decode()}; {_WHY_ALONE}"
+                )
+            if total != sum(counts):
+                self._parked = None  # Redis went back, or an owner that was fenced parked something
+                return self.due(now_ms, limit, passing_over, release)
+            left = {band: count for band, count in zip(known, counts, strict=True) if count}
+            self._parked = {band: known[band] for band in left}
+            released = list(chain.from_iterable(in_bands))
+            stored = self._payloads(ready + released, int(state[2] or 0))
+            is_cut = len(stored) < len(ready) + len(released)
+            for band, names in zip(bands, in_bands, strict=True):
+                if names and len(names) == left[band] and not is_cut:
+                    del left[band]
+            is_timed = pending > 1 and float(first[1]) < BAND_MS
+            any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
+            return DueEntries(
+                entries=self._still_there(
+                    stored[len(ready) :] + stored[: len(ready)], passing_over
+                ),
+                is_full=is_cut or any_full,
+                next_due_ms=int(float(after[1])) if after else None,
+                oldest_ms=int(float(first[1])) if is_timed else None,
+                pending=pending - 1,
+                paused=frozenset(topic.decode() for topic in paused),
+                parked=self._parked,
+                backlogs=frozenset(known[band] for band in left),
+                released=frozenset(int(name, 16) for name in released),
+                doubtful=self.doubtful,
+            )
+
+    def _look_due(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:
+        due = self._keys.due
+        return [
+            pack(*by_score(due, "-inf", now_ms, skipped, limit)),
+            pack(*by_score(due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES")),
+            pack("ZRANGE", due, 0, 0, "WITHSCORES"),
+            pack("ZRANGE", due, -1, -1),
+            pack("ZCARD", due),
+            pack("HKEYS", self._keys.paused),
+        ]
+
+    def _still_there(
+        self, stored: list[tuple[bytes, bytes | None]], passing_over: Collection[int]
+    ) -> list[tuple[int, bytes | None]]:
+        """These entries without those to pass over, and those that ended while they were read."""
+        lost = [name for name, payload in stored if payload is None]
+        scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
+        ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
+        return [
+            (offset, payload)
+            for name, payload in stored
+            if name not in ended and (offset := int(name, 16)) not in passing_over
+        ]
+
+    def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
+        """Mark these requests as in flight; return those that are not pending any more.
+
+        Those are not to be delivered. `removed` is the value of that attribute when the requests
+        were read. From here until they are settled, a cancel is too late.
+        """
+        names = [member(offset) for offset in offsets]
+        key = self._keys.in_flight
+        # one field for each opening: a fenced owner that does not know it cannot write its successor's
+        forget = pack("HDEL", key, self._token)
+        command = pack("HSET", key, self._token, b"".join(names)) if names else forget
+        with self._lock:
+            try:
+                self._check(*self._session.run([command, *self._read_positions()])[1:])
+            except PositionsMoved:
+                self._session.run([forget])  # no other owner takes it back
+                raise
+            except IndexFull:
+                self._write_even_if_full(command)
+            if self.removed == removed or not names:
+                return set()
+            scores = self._session.ask("ZMSCORE", self._keys.due, *names)
+        return {o for o, score in zip(offsets, scores, strict=True) if score is None}
+
+    def settle(
+        self,
+        removals: Mapping[int, str | None],
+        receipts: int,
+        postpone: Mapping[int, Postponed] = _NOTHING,
+        now_ms: int = 0,
+        counted: Mapping[str, Sequence[int]] = _NOTHING,
+        origins: Sequence[int] = (),
+        told: Sequence[int] = (),
+        mark: Mark | None = None,
+        early: Sequence[int] = (),
+    ) -> None:
+        """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
+
+        `counted` are those of the callers whose pending requests are counted, `origins` the first
+        records of those that promotion wrote. `told` are ignored records that are in a receipt now,
+        `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
+        of what is removed here.
+
+        Dispatch and recovery both end with this. Removals at or above the position `requests` are
+        remembered in `skip` until their request is read. `postpone` is what `defer` takes, in the
+        same MULTI.
+        """
+        with self._lock:
+            freed = [c for c in removals.values() if c is not None]
+            for _ in range(MAX_CONTENTION):
+                keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
+                found, pending = self._watch_pending(postpone, *keys)
+                ahead: Sequence[int] = ()
+                if removals and max(removals) >= found.requests:
+                    found = self._watch_positions(self._keys.state, self._keys.skip)
+                    ahead = [offset for offset in removals if offset >= found.requests]
+                holders = self.holders(freed)
+                commands = list(self._settle_commands(removals, holders, found, receipts))
+                commands += self._skip(ahead)
+                commands += zrem_chunks(self._keys.moved, origins)
+                commands += self._told(told, mark)
+                commands += self._mark(self._keys.early, early)
+                commands += self._defer_commands(pending, now_ms)
+                for caller, offsets in counted.items():
+                    commands += zrem_chunks(self._keys.of(caller), offsets)
+                if self._exec_even_if_full(commands, found):
+                    self.positions = Positions(found.requests, receipts)
+                    self._settled = receipts
+                    self.doubtful = _without(self.doubtful, removals)
+                    return
+            raise self._contended("settling")
+
+    def _settle_commands(
+        self,
+        removals: Mapping[int, str | None],
+        holders: Mapping[str, int],
+        found: Positions,
+        receipts: int,
+    ) -> Iterator[bytes]:
+        yield from self._remove([offset for offset in removals if offset < found.requests])
+        freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
+        yield from self._hold(dict.fromkeys(freed))
+        yield pack("UNLINK", self._keys.in_flight)
+        if not self.doubtful.keys().isdisjoint(removals):
+            yield from self._doubt(_without(self.doubtful, removals))
+            yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])
+        yield self._write_receipts(receipts)
+
+    def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
+        for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
+            yield pack("HSET", self._keys.skip, segment, bitmap)
+        if offsets:
+            yield pack("HSET", self._keys.state, b"ahead", max(offsets) + 1)
+
+    def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
+        yield from zrem_chunks(self._keys.ignored, told)
+        if mark is not None:
+            yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
+            yield pack("HDEL", self._keys.state, "unknown")  # the earlier barrier says it
+            # requests below the mark have ended, or moved since
+            for key in (self._keys.moved, self._keys.ended):
+                yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
+
+    def doubt(self, claims: Mapping[int, Claim]) -> None:
+        """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
+        with self._lock:
+            self._watch_positions(self._keys.state)
+            every = {**self.doubtful, **claims}
+            self._exec_while_opening(self._doubt(every), even_if_full=True)
+            self.doubtful = every
+
+    def end_if_undelivered(self, offsets: Collection[int]) -> None:
+        """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
+        with self._lock:
+            self._mark_while_opening(self._keys.unwanted, sorted(offsets))
+
+    def end_doubt(self, offsets: Collection[int]) -> set[int]:
+        """End the doubt about these requests, which are now known not to be delivered.
+
+        Those that were ended while they were in doubt stay as they are, and are returned.
+        """
+        with self._lock:
+            for _ in range(MAX_CONTENTION):
+                found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
+                unwanted = set(self._scores(self._keys.unwanted, list(offsets)))
+                left = _without(self.doubtful, set(offsets) - unwanted)
+                if self._exec_even_if_full(list(self._doubt(left)), found):
+                    self.doubtful = left
+                    return unwanted
+            raise self._contended("resolving doubtful requests")
+
+
+def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
+    return {offset: claim for offset, claim in claims.items() if offset not in offsets}

@@ -1,0 +1,191 @@
+"""How intake stores a batch of request records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import orjson
+
+from blackbox.core.bits import SEGMENT, Bits
+from blackbox.core.plan import Gap, Plan, Tail, Touched, View
+from blackbox.index.commands import chunks, zadd_chunks, zrem_chunks
+from blackbox.index.connection import pack
+from blackbox.index.guarded_index import MAX_CONTENTION
+from blackbox.index.lookups import Lookups
+from blackbox.index.stored_fields import claims_of, in_flight, positions_of
+from blackbox.records import entry as entries
+from blackbox.records.errors import ForeignIndex, PositionsMoved, RecoveryRequired
+from blackbox.records.request import member
+
+IN_FLIGHT_LOOK_S = 0.01
+IN_FLIGHT_WAIT_S = 2.0
+"""How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
+
+
+class IntakeChanges(Lookups):
+    """What intake changes."""
+
+    def store(
+        self,
+        start: int,
+        end: int,
+        touched: Touched,
+        make_plan: Callable[[View], Plan],
+        now_ms: int,
+        meanwhile: Callable[[], None] | None = None,
+        ended: Container[int] | None = None,
+    ) -> Plan:
+        """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
+
+        A rebuild passes what has `ended`, which is used instead of `skip`. Raises RecoveryRequired
+        when another owner rebuilds the index.
+
+        In one MULTI: entries, removals, caller ids and marks of the cold tier, then the position
+        `requests` = `end`, then used `skip` segments are removed. Nothing happens when the position
+        is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `meanwhile`
+        is called at most once, while Redis is busy with the batch. If a request to be replaced is
+        in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
+        """
+        deadline = time.monotonic() + IN_FLIGHT_WAIT_S
+        for attempt in range(MAX_CONTENTION):
+            with self._lock:
+                view, largest = self._look(start, end, touched, ended)
+                if view.positions.requests < start:
+                    raise PositionsMoved(
+                        f"{self.shard}: records were read from {start}, but the index is at "
+                        f"{view.positions}"
+                    )
+                if view.positions.requests >= end:
+                    self._saw(view.positions.requests)
+                    return Plan()
+                is_in_flight = self._is_any_in_flight(touched, view)
+                plan = Plan() if is_in_flight else make_plan(view)
+                commands = self._intake_commands(plan, view, end, largest, now_ms)
+                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):
+                    # before the position: dispatch looks at both
+                    self.removed += len(plan.removals)
+                    self.positions = self.positions._replace(requests=end)
+                    return plan
+            if is_in_flight and time.monotonic() > deadline:
+                raise RecoveryRequired(
+                    f"{self.shard}: the request to replace is still in flight after "
+                    f"{IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
+                )
+            if is_in_flight:
+                time.sleep(IN_FLIGHT_LOOK_S)
+        raise self._contended("storing")
+
+    def _look(
+        self, start: int, end: int, touched: Touched, ended: Container[int] | None
+    ) -> tuple[View, int]:
+        segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
+        commands = [pack("WATCH", self._keys.state, self._keys.skip)]
+        commands += self._read_positions(
+            b"rebuild", b"topic_id", b"gap",
+            b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"told",
+        )  # fmt: skip
+        commands.append(pack("HMGET", self._keys.skip, *segments))
+        _, state, receipts, bitmaps = self._session.run(commands)
+        positions = positions_of(self.shard, state, receipts)
+        if positions is None:
+            raise PositionsMoved(
+                f"{self.shard}: the index is empty, but positions {self.positions} were expected"
+            )
+        if state[2] is not None and (ended is None or state[2] != self._token):
+            raise RecoveryRequired(
+                f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
+            )
+        now = self.topic_id()
+        if now is not None and state[3] is not None and state[3] != now.encode():
+            raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
+        gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
+        tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
+        known_from, cold, largest, judged, told = (int(number or 0) for number in state[7:])
+        named = self.named(touched.ids)
+        theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
+        holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
+        may_be_told = known_from or touched.replaced
+        may_be_cold = list(touched.cold)
+        if cold:
+            may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
+        marked = {s: bitmap for s, bitmap in zip(segments, bitmaps, strict=True) if bitmap}
+        skipped: Container[int] = Bits(marked) if marked else frozenset[int]()
+        view = View(
+            positions, skipped if ended is None else ended, holders,
+            self._bits(self._keys.cold, may_be_cold), known_from,
+            named, judged, told,
+            frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
+            gap,
+            frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
+            self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
+            doubtful=claims_of(state[6]).keys(),
+        )  # fmt: skip
+        return view, largest
+
+    def _intake_commands(
+        self, plan: Plan, view: View, end: int, largest: int, now_ms: int
+    ) -> Iterator[bytes]:
+        encode, put = entries.encode, self._set
+        for offset, entry in plan.puts.items():
+            stored = encode(entry)
+            if len(stored) > largest:
+                largest = len(stored)
+            yield put(offset, stored, entry.due_ms, now_ms)
+        due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
+        yield from zadd_chunks(self._keys.due, due)
+        yield from self._remove(plan.removals)
+        moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
+        yield from self._hold(moved)
+        yield from self._move_cold(plan, view)
+        for caller, scored in plan.counted.items():
+            yield from zadd_chunks(self._keys.of(caller), scored)
+            yield from zrem_chunks(self._keys.of(caller), plan.removals)
+            if scored:
+                yield pack("ZADD", self._keys.callers, 0, caller)
+        yield from self._mark(self._keys.ignored, sorted(plan.ignored))
+        yield from self._mark(self._keys.unwanted, sorted(plan.unwanted))
+        yield from zrem_chunks(self._keys.early, sorted(view.early))
+        ended = [(by, asked) for asked, by in plan.ended.items()]
+        yield from self._remember(self._keys.ended, b"ended", ended)
+        hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
+        yield from self._remember(self._keys.moved, b"moved", hot)
+        names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
+        tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
+        yield self._write_requests(end, b"largest", largest, *names, *tail)
+        if isinstance(view.skipped, Bits):
+            used = range(view.positions.requests // SEGMENT, end // SEGMENT)
+            for segments in chunks(list(used)):
+                yield pack("HDEL", self._keys.skip, *segments)
+
+    def _is_any_in_flight(self, touched: Touched, view: View) -> bool:
+        """Whether a request to be replaced is in flight, or may have a receipt that is not settled.
+
+        Raises PositionsMoved if the index went back: what looks pending may have been delivered.
+        """
+        self._settled = max(self._settled, view.positions.receipts)
+        if not touched.replaced:
+            return False
+        if view.positions.receipts < self._settled:
+            raise PositionsMoved(
+                f"{self.shard}: receipts were settled up to {self._settled}, but the index is at "
+                f"{view.positions}"
+            )
+        named = [view.named[id].offset for id in touched.replaced if id in view.named]
+        return self._may_have_gone_back(view.positions.receipts) or self._is_in_flight(named)
+
+    def _may_have_gone_back(self, receipts: int) -> bool:
+        """Whether what looks pending may have a receipt.
+
+        Asked until the answer is no: this connection sees no other Redis after that.
+        """
+        if self.is_behind is None or self.is_behind(receipts):
+            return self.is_behind is not None
+        self.is_behind = None
+        return False
+
+    def _is_in_flight(self, offsets: Sequence[int]) -> bool:
+        """Whether one of these requests is in flight; from now on this is watched as well."""
+        watch = pack("WATCH", self._keys.in_flight)
+        _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
+        return not set(map(member, offsets)).isdisjoint(in_flight(named))

@@ -1,0 +1,258 @@
+"""How an owner opens a shard's index: keeps it, empties it, or binds it to something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from blackbox.core.bits import SEGMENT, Bits
+from blackbox.core.offset_set import OffsetSet
+from blackbox.core.plan import Binding, IndexMetadata, Plan, Positions, Tail, View
+from blackbox.index.commands import CHUNK, chunks, zrem_chunks
+from blackbox.index.connection import pack
+from blackbox.index.keys import SENTINEL
+from blackbox.index.lookups import Lookups
+from blackbox.index.packed import by_score
+from blackbox.index.stored_fields import FORMAT, claims_of, positions_of
+from blackbox.records.errors import PositionsMoved
+from blackbox.records.receipt import Mark
+
+
+class OpeningChanges(Lookups):
+    """What recovery and `rebind` change; nobody else stores anything meanwhile, or they start again."""
+
+    def load(self) -> IndexMetadata | None:
+        """Read what the index says of itself, and take its positions as last seen; None: it is empty.
+
+        Raises ForeignIndex when a newer version wrote it.
+        """
+        names = (
+            b"token", b"cluster_id", b"topic_id", b"receipts_id", b"group",
+            b"rebuild", b"mark", b"tail", b"unknown", b"doubtful", *self._expected,
+        )  # fmt: skip
+        look = [*self._read_positions(*names), pack("ZRANGE", self._keys.due, -1, -1)]
+        with self._lock:
+            state, receipts, last, *there = self._session.run([*look, *self._look_expected()])
+            found = positions_of(self.shard, state, receipts)
+            self._loaded = (*state[:3], receipts)
+            if found is None:
+                return None
+            self.positions = found
+        expected = state[-len(self._expected) :]
+        token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(expected)]
+        self.doubtful = claims_of(doubtful)
+        return IndexMetadata(
+            found,
+            is_whole=self._lost(last, expected, there, found.requests) is None,
+            is_rebuilding=rebuild is not None,
+            binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
+            mark=None if mark is None else Mark(*orjson.loads(mark)),
+            tail=None if tail is None else Tail(*orjson.loads(tail)),
+            unknown_ms=int(unknown or 0),
+            token=(token or b"").decode(),
+        )
+
+    def begin(
+        self,
+        positions: Positions,
+        *,
+        binding: Binding | None = None,
+        mark: Mark | None = None,
+        told: int = 0,
+        judged: int = 0,
+        unknown_ms: int = 0,
+        is_rebuild: bool = False,
+    ) -> None:
+        """Empty the index and give it its first positions, in one MULTI.
+
+        It knows nothing of requests below the first position: conditional records below `told`
+        counted, unless they are `ignored`. Requests below `judged` are not judged by callers' rules
+        again. Requests that were due before `unknown_ms` may have had an outcome that is in no
+        receipt; this is kept until `finish`. With `is_rebuild` no other process stores anything
+        until `finish`. Raises PositionsMoved when the positions are not those that `load` found.
+        """
+        with self._lock:
+            self._drop_payloads()
+            about: list[bytes | str | int] = [b"known_from", positions.requests, b"told", told]
+            about += (b"judged", judged)
+            if mark is not None:
+                about += (b"mark", orjson.dumps(tuple(mark)))
+            if unknown_ms:
+                about += (b"unknown", unknown_ms)
+            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+            first = [
+                self._empty(callers),
+                pack("ZADD", self._keys.due, "+inf", SENTINEL),
+                self._write_requests(positions.requests, *about, *self._bound(binding)),
+                self._write_receipts(positions.receipts),
+            ]
+            if is_rebuild:
+                first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
+            self._exec_while_opening(first)
+            self.positions, self.doubtful = positions, {}
+            requests, receipts = (b"%d" % position for position in positions)
+            self._loaded = (FORMAT, requests, self._token, receipts)
+
+    def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
+        """Write this opening's token into an index that is kept.
+
+        What was read under an earlier token has to be read again.
+        """
+        with self._lock:
+            self._watch_loaded()
+            more = (b"rebuild", self._token) if is_rebuild else ()
+            about = pack("HSET", self._keys.state, *self._bound(binding), *more)
+            self._exec_while_opening([about], even_if_full=True)
+            self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
+
+    def discard(self) -> None:
+        """Empty an index; the next opening begins it from the journals."""
+        with self._lock:
+            self._drop_payloads()
+            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+            self._exec_while_opening([self._empty(callers)])
+            self.positions = Positions(-1, -1)
+
+    def rebind(
+        self, positions: Positions, binding: Binding, unknown_ms: int = 0, tail: Tail | None = None
+    ) -> None:
+        """Bind a kept index to something else, at these positions.
+
+        Apart from entries, it forgets what it holds about requests at or above them: other requests
+        will have their offsets. `tail` is the last request record below them. With `unknown_ms` it
+        has other receipts, which lack the outcomes of requests that were due before. Then its mark
+        is removed, and the next opening writes this in a receipt.
+        """
+        with self._lock:
+            self._watch_loaded()
+            keys, first = self._keys, positions.requests
+            look = [
+                pack("HGETALL", keys.cold),
+                pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE"),
+                pack("HGET", keys.state, "known_from"),
+            ]
+            flat, ignored, known_from = self._session.run(look)
+            changes = [
+                self._write_requests(first, *self._bound(binding)),
+                self._write_receipts(positions.receipts),
+            ]
+            if unknown_ms:
+                about = pack("HSET", keys.state, "unknown", unknown_ms)
+                changes += [pack("HDEL", keys.state, "mark"), about]
+            if first < self.positions.requests:
+                cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
+                gone = {offset for offset in cold if offset >= first}
+                changes += [
+                    pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
+                    *(pack("ZREM", keys.ignored, *names) for names in chunks(ignored)),
+                    *self._move_cold(Plan(from_cold=gone), View(positions, (), {}, cold)),
+                    *self._forget_from(first, tail),
+                ]
+            if not self._exec_even_if_full(changes, self.positions):
+                raise PositionsMoved(
+                    f"{self.shard}: the index changed during the operation; check whether a "
+                    "service is running"
+                )
+            self.positions = positions
+
+    def ignore(self, offsets: Sequence[int]) -> None:
+        """Record that these conditional records did not count, according to receipts."""
+        with self._lock:
+            self._mark_while_opening(self._keys.ignored, offsets)
+
+    def finish(self, receipts: int, ended: OffsetSet) -> None:
+        """End a rebuild: set the position `receipts`, and `skip` for ended requests that are not read yet."""
+        with self._lock:
+            self._watch_positions(self._keys.state, self._keys.receipts)
+            later = ended.bits_from(self.positions.requests)
+            done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
+            if later:
+                done.append(pack("HSET", self._keys.state, b"ahead", (max(later) + 1) * SEGMENT))
+            done += [
+                self._write_receipts(receipts),
+                pack("HDEL", self._keys.state, b"rebuild", b"unknown"),
+            ]
+            if not self._exec_even_if_full(done, self.positions):
+                raise PositionsMoved(f"{self.shard}: the index changed while it was being rebuilt")
+            self.positions = self.positions._replace(receipts=receipts)
+
+    def judged_before(self, judged: int) -> None:
+        """Exempt requests below `judged` from callers' rules; 0: all that are read from now on are judged."""
+        with self._lock:
+            self._watch_positions(self._keys.state)
+            state = self._keys.state
+            change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
+            self._exec_while_opening([pack(*change)])
+
+    def lost_before(self, first: int, told: int) -> None:
+        """Record that retention removed the requests from the position to `first` before they were read.
+
+        Conditional records below `told` that name one of these are assumed to have counted.
+        """
+        with self._lock:
+            start = self._watch_positions(self._keys.state).requests
+            gap = orjson.dumps((start, first, told))
+            self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
+
+    def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:
+        """Commands that remove what is said of requests at or above this offset, apart from entries."""
+        keys = self._keys
+        return [
+            pack("HDEL", keys.state, "mark", "ahead"),
+            *self._doubt({o: claim for o, claim in self.doubtful.items() if o < first}),
+            pack("HDEL", keys.state, "tail")
+            if tail is None
+            else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
+            pack("UNLINK", keys.skip, keys.early),
+            *(
+                pack("ZREMRANGEBYSCORE", key, first, "(+inf")
+                for key in (keys.moved, keys.ended, keys.unwanted)
+            ),
+            *(pack("HDEL", keys.ids, *callers) for callers in chunks(self._holders_from(first))),
+            *(
+                command
+                for of, offsets in self._counted_from(first).items()
+                for command in zrem_chunks(of, offsets)
+            ),
+        ]
+
+    def _holders_from(self, first: int) -> list[bytes]:
+        """The caller ids that requests at or above this offset hold, including those of the cold tier."""
+        flat = self._session.ask("HGETALL", self._keys.ids)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [caller for caller, name in pairs if name and int(name, 16) >= first]
+
+    def _counted_from(self, first: int) -> dict[bytes, list[int]]:
+        """The counted requests at or above this offset, by the key of each caller."""
+        callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+        sets = [self._keys.of(caller.decode()) for caller in callers]
+        every = self._session.run([pack("ZRANGE", of, 0, -1) for of in sets]) if sets else []
+        return {
+            of: [offset for name in names if (offset := int(name, 16)) >= first]
+            for of, names in zip(sets, every, strict=True)
+        }
+
+    def _drop_payloads(self) -> None:
+        """Remove the payloads of an index that is emptied: they would take up memory until they expire.
+
+        Each step only while the positions are those that `load` found: the index may be another
+        owner's by now.
+        """
+        while True:
+            self._watch_loaded()
+            names = self._session.ask(*by_score(self._keys.due, "-inf", "(+inf", 0, CHUNK))
+            if not names:
+                return
+            drop = pack("UNLINK", *(self._keys.message(name) for name in names))
+            self._exec_while_opening([drop, pack("ZREM", self._keys.due, *names)])
+
+    def _watch_loaded(self) -> None:
+        """Watch the index; raise PositionsMoved when it is not the one that `load` found."""
+        watch = pack("WATCH", self._keys.state, self._keys.receipts)
+        _, state, receipts = self._session.run([watch, *self._read_positions(b"token")])
+        if (*state, receipts) != self._loaded:
+            raise PositionsMoved(
+                f"{self.shard}: the index has changed: expected {self._loaded}, found "
+                f"{(*state, receipts)}"
+            )

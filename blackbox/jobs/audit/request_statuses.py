@@ -1,0 +1,303 @@
+"""The status of each request, and the exceptions: steps of the audit as table transformations."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql.functions import (
+    broadcast,
+    coalesce,
+    col,
+    concat,
+    count,
+    exists,
+    greatest,
+    hex,
+    lead,
+    lit,
+    lower,
+    lpad,
+    shiftright,
+    struct,
+    when,
+)
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
+
+from blackbox.spark.journals import PLACE, SHARD, without_void
+
+REQUEST_COLUMNS = [
+    *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
+]  # fmt: skip
+"""The columns of a request's record that are needed to judge it."""
+
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
+"""The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
+
+STATUS_COLUMNS = [
+    "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
+    "to_topic", "to_partition", "to_offset", "ended_by",
+]  # fmt: skip
+
+STATES = (
+    "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",
+    "unknown",
+)  # fmt: skip
+
+
+def request_statuses(
+    asked: DataFrame,
+    outcomes: DataFrame,
+    held: DataFrame,
+    marks: DataFrame,
+    found: DataFrame | None = None,
+    spans: DataFrame | None = None,
+) -> DataFrame:
+    """One row for each offset that a journal, the index or a target names, with everything known of it.
+
+    `asked` has the columns REQUEST_COLUMNS, `held` those of HELD. `found` and `spans` are given together.
+    """
+    by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
+        *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
+        col("kind").alias("ended_as"),
+    )  # fmt: skip
+    asked = asked.withColumn("carries", when(col("origin").isNotNull(), col("carries")))
+    outcome_of_each = _outcome_of_each(outcomes)
+    if spans is not None:
+        outcome_of_each = outcome_of_each.join(
+            broadcast(spans), ["to_topic", "to_partition"], "left"
+        )
+    index = _index(held)
+    ended = _ended(asked, by_id, outcome_of_each)
+    rows = asked.join(ended.hint("merge"), PLACE, "left")
+    rows = rows.join(outcome_of_each, PLACE, "full").join(index, PLACE, "full")
+    rows = _with_carried(rows, asked, outcome_of_each, index, ended)
+    if found is not None:
+        rows = rows.join(_copies(found), PLACE, "full")
+    rows = rows.join(broadcast(marks), SHARD, "inner")
+    return _with_state(rows.withColumn("id", _id()))
+
+
+def requests(statuses: DataFrame) -> DataFrame:
+    """The statuses of requests only, without cancels and offsets that hold no request."""
+    return statuses.where(col("kind").isin("request", "invalid"))
+
+
+def is_known() -> Column:
+    """Whether the journals still keep this offset of the request topic."""
+
+    def holds(gap: Column) -> Column:
+        return (col("offset") >= gap["start"]) & (col("offset") < gap["end"])
+
+    return (col("offset") >= col("first")) & ~exists("gaps", holds)
+
+
+def lateness() -> Column:
+    """How long after its due time, or after it was requested if that is later, it was delivered, in ms."""
+    return greatest(col("outcome_ms") - due_since(), lit(0))
+
+
+def due_since() -> Column:
+    """The time from which a request is late: its due time, or when it was written if that is later.
+
+    A record that carries a request on counts by its due time only.
+    """
+    asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
+    return greatest(col("due_ms"), asked_ms)
+
+
+def _with_carried(
+    rows: DataFrame,
+    asked: DataFrame,
+    outcome_of_each: DataFrame,
+    index: DataFrame,
+    ended: DataFrame,
+) -> DataFrame:
+    """Add the statuses of cold requests: `carried_by` is the record that carries a request on.
+
+    A record is void if the request it carries was carried or ended before, or is in the index itself.
+    If both the request and the carrying record have an outcome, the record's is the second one:
+    `outcome_of` names the request.
+    """
+    carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
+    if carrying.isEmpty():
+        nothing = lit(None).cast("long")
+        return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
+    before = [*SHARD, "carries"]
+
+    def of_previous(table: DataFrame, column: str, name: str) -> DataFrame:
+        return table.select(*SHARD, col("offset").alias("carries"), col(column).alias(name))
+
+    judged = (
+        carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
+        .join(of_previous(outcome_of_each, "receipt", "ended_at"), before, "left")
+        .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
+        .join(outcome_of_each.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(of_previous(ended, "ended_by", "over_at"), before, "left")
+    )
+    stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
+    was_over = coalesce(col("over_at") < col("offset"), lit(False))
+    counts = (col("offset") == col("first")) & ~stayed & ~was_over
+    judged = judged.select(
+        *PLACE,
+        (counts | col("own").isNotNull()).alias("counts"),
+        when(col("own").isNotNull() & col("ended_at").isNotNull(), col("carries")).alias(
+            "outcome_of"
+        ),
+        when(counts, col("carries")).alias("takes"),
+    )
+    carried = judged.where(col("takes").isNotNull()).select(
+        *SHARD, col("takes").alias("offset"), col("offset").alias("carried_by")
+    )
+    kind = when(col("counts"), col("kind")).when(col("counts").isNull(), col("kind"))
+    return (
+        rows.join(judged.drop("takes"), PLACE, "left")
+        .join(carried, PLACE, "left")
+        .withColumn("kind", kind.otherwise(lit("void")))
+        .drop("counts")
+    )
+
+
+def _ended(asked: DataFrame, by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
+    """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
+
+    A carried request keeps the id of its first record. `keeps_cold_bit`: ended by that id, a carried request
+    that is cold keeps its bit in the index until it is written again.
+    """
+    is_any_by_id = not by_id.isEmpty()
+    if is_any_by_id:
+        late = _too_late(by_id, outcome_of_each)
+        asked = asked.join(late, PLACE, "left_anti")
+        by_id = by_id.join(
+            late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
+        )
+    later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
+    named = asked.where(col("caller_id").isNotNull())
+    following = named.select(
+        *PLACE,
+        lead("offset").over(later).alias("ended_by"),
+        lead("kind").over(later).alias("ended_as"),
+        lead("carries").over(later).alias("ended_carries"),
+    )
+    is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
+    ended = following.where(is_ended).drop("ended_carries").withColumn("keeps_cold_bit", lit(False))
+    if not is_any_by_id:
+        return ended
+    by_id = by_id.where(col("ended_by") > col("offset"))
+    requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
+    named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("keeps_cold_bit", lit(False))
+    moved = (
+        requests_only.where(col("origin").isNotNull())
+        .withColumnsRenamed({"offset": "now", "origin": "offset"})
+        .join(by_id, PLACE)
+        .where(col("ended_by") > col("now"))
+        .select(
+            *SHARD,
+            col("now").alias("offset"),
+            "ended_by",
+            "ended_as",
+            lit(True).alias("keeps_cold_bit"),
+        )
+    )
+    first = struct("ended_by", "ended_as", "keeps_cold_bit")
+    every = ended.unionByName(named).unionByName(moved)
+    both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
+    return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
+
+
+def _too_late(by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
+    """The replacements that end nothing: the request had its outcome, or their own receipt says `invalid`."""
+    replacing = by_id.where(col("ended_as") == lit("request"))
+    had_ended = replacing.join(outcome_of_each, PLACE, "left_semi").select(
+        *SHARD, col("ended_by").alias("offset")
+    )
+    said_invalid = outcome_of_each.where(col("outcome") == lit("invalid")).select(PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
+    return had_ended.unionByName(own).distinct()
+
+
+def _outcome_of_each(outcomes: DataFrame) -> DataFrame:
+    """The first outcome of each request, the number of outcomes, and the last one."""
+    place = struct("to_topic", "to_partition", "to_offset")
+    first = struct("receipt", "outcome", "at_ms", place.alias("to"))
+    last = struct("receipt", "outcome", place.alias("to"))
+    grouped = (
+        without_void(outcomes)
+        .groupBy(PLACE)
+        .agg(
+            count(lit(1)).alias("outcomes"),
+            smallest(first).alias("told"),
+            largest(last).alias("again"),
+        )
+    )
+    return grouped.select(
+        *PLACE,
+        "outcomes",
+        "told.receipt",
+        "told.outcome",
+        col("told.at_ms").alias("outcome_ms"),
+        "told.to.*",
+        "again",
+    )
+
+
+def _index(held: DataFrame) -> DataFrame:
+    """One row per request that the index holds anything of."""
+    return held.groupBy(PLACE).agg(
+        largest("entry").alias("entry"),
+        largest("payload").alias("payload"),
+        largest("cold").alias("cold"),
+    )
+
+
+def _copies(found: DataFrame) -> DataFrame:
+    """How often targets hold each message, where, and how early the earliest copy was."""
+    place = struct("at_topic", "at_partition", "at_offset")
+    return found.groupBy(PLACE).agg(
+        count(lit(1)).alias("copies"),
+        smallest(place).alias("one"),
+        largest(place).alias("other"),
+        largest("early_ms").alias("early_ms"),
+    )
+
+
+def _with_state(rows: DataFrame) -> DataFrame:
+    is_ended = col("ended_by") < col("requests_high")
+    receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
+    later_records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    in_doubt = ~any_of(col("entry"), col("cold")) & any_of(
+        receipts_incomplete, later_records_incomplete
+    )
+    state = (
+        when(col("outcome").isNotNull(), col("outcome"))
+        .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
+        .when(is_ended, lit("replaced"))
+        .when(col("offset") >= col("requests_high"), lit("unread"))
+        .when(in_doubt, lit("unknown"))
+        .otherwise(lit("pending"))
+    )
+    is_carried = is_true(col("carried_by") < col("requests_high"))
+    is_to_be = col("carries").isNotNull() & (col("offset") >= col("requests_high"))
+    kind = when(is_carried | is_to_be, lit("carried")).otherwise(col("kind"))
+    is_request = col("kind").isin("request", "invalid")
+    return rows.withColumn("kind", kind).withColumn("state", when(is_request, state))
+
+
+def is_true(condition: Column) -> Column:
+    """The condition, with null as false."""
+    return coalesce(condition, lit(False))
+
+
+def any_of(*conditions: Column) -> Column:
+    return reduce(or_, map(is_true, conditions))
+
+
+def _id() -> Column:
+    """The request id of the row's place, as `blackbox.records.request.request_id` computes it."""
+    asked_at = coalesce(col("origin"), col("offset"))
+    high = shiftright(asked_at, 48).bitwiseOR(lit(0x8000))
+    low = asked_at.bitwiseAND(lit(0xFFFF_FFFF_FFFF))
+    digits = (lower(lpad(hex(part), size, "0")) for part, size in ((high, 4), (low, 12)))
+    return concat(col("id_prefix"), next(digits), lit("-"), next(digits))

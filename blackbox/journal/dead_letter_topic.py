@@ -1,0 +1,230 @@
+"""The dead-letter topic: reads letters, and marks them as replayed or discarded.
+
+A letter stays where it is. A mark behind it, in the same partition, says that it was replayed or
+discarded: a record without a value, whose last header names the letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from blackbox.formats.terms import caller_of
+from blackbox.journal.kafka_access import KafkaAccess, journal_error
+from blackbox.journal.partition_reader import FETCHED_AHEAD
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import Topics
+from blackbox.journal.transactions import Transactions
+from blackbox.records.errors import JournalLost
+from blackbox.records.outgoing import LETTER_HEADERS
+from blackbox.records.request import Headers, Record, Shard, placed
+
+HEADER = "blackbox-letter"
+TAIL = 10_000
+"""How many records at the end of each partition are read."""
+
+LONGEST_STRETCH = 256
+"""The most records read at once when only some are wanted: each may have a megabyte."""
+
+MOST_SHOWN_BYTES = 10_000
+"""The most bytes of a key or a value that are shown."""
+
+T = TypeVar("T")
+
+Closing = Literal["replayed", "discarded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter. `became` is None until it is replayed or discarded; `key` and `value` may be cut short."""
+
+    place: str
+    at_ms: int
+    reason: str
+    detail: str
+    source: str
+    caller: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    value_bytes: int
+    became: Closing | None = None
+    target: str | None = None
+
+    @classmethod
+    def of(cls, record: Record, place: str) -> Letter:
+        ours = record.headers[-len(LETTER_HEADERS) :]
+        about = {name: (held or b"").decode(errors="replace") for name, held in ours}
+        return cls(
+            place=place,
+            at_ms=record.timestamp_ms,
+            reason=about.get("blackbox-reason", ""),
+            detail=about.get("blackbox-detail", ""),
+            source=about.get("blackbox-source", ""),
+            caller=caller_of(record.headers),
+            key=record.key,
+            value=record.value,
+            headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
+            value_bytes=len(record.value or b""),
+        )
+
+    def glance(self, target: str | None, most_bytes: int) -> Letter:
+        """The letter as it is shown: key and value cut short, without headers, with its target."""
+        key, value = beginning(self.key, most_bytes), beginning(self.value, most_bytes)
+        return replace(self, key=key, value=value, headers=[], target=target)
+
+    def about(self) -> Letter:
+        """The letter without key, value and headers."""
+        return replace(self, key=None, value=None, headers=[])
+
+
+def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
+    """At most `most_bytes` of it, not cut within a UTF-8 character."""
+    if held is None or len(held) <= most_bytes:
+        return held
+    end = most_bytes
+    while end > most_bytes - 3 and held[end] & 0xC0 == 0x80:
+        end -= 1
+    return held[:end]
+
+
+class Again(NamedTuple):
+    """A record to be written again by a replay; None in its place: the letter is only discarded."""
+
+    shard: Shard
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class DeadLetterTopic:
+    """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
+
+    Only letters about requests of these request topics: other deployments may share the topic.
+    Every method raises JournalLost when Kafka does not answer, NotAllowed when an ACL is missing.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str, request_topics: Container[str]) -> None:
+        self._access = access
+        self._topic = topic
+        self._request_topics = request_topics
+        self._admin = access.admin()
+
+    def newest(
+        self,
+        take: Callable[[Letter], T | None],
+        limit: int | None = None,
+        keep: Callable[[Letter], Letter] = lambda letter: letter,
+    ) -> list[T]:
+        """The results of `take` for the letters, newest first, without None.
+
+        Reads the last ten thousand records of each partition, from the end; with a `limit`, only
+        until that many are found. `keep` is applied to each letter when it is read, before `became`
+        is known, and returns what is kept of it in memory.
+        """
+        count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
+        stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
+        found: list[tuple[int, T]] = []
+        for partition in range(count):
+            letters = self._letters(Shard(self._topic, partition), stretch, keep)
+            taken = ((letter.at_ms, one) for letter in letters if (one := take(letter)) is not None)
+            found += islice(taken, limit)
+        found.sort(key=itemgetter(0), reverse=True)
+        return [one for _, one in found[:limit]]
+
+    def _letters(
+        self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
+    ) -> Iterator[Letter]:
+        """The letters from the end on, in stretches that double: a mark is behind its letter."""
+        ahead = FETCHED_AHEAD if stretch == TAIL else 1
+        became: dict[str, Closing] = {}
+        with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
+            start, end = journal.request_bounds()
+            last = max(start, end - TAIL)
+            while end > last:
+                first = max(last, end - stretch)
+                letters: list[Letter] = []
+                for batch in journal.requests(first, end):
+                    for record in batch.records:
+                        if mark := _mark(record):
+                            became.update(mark)
+                            continue
+                        letter = Letter.of(record, shard.source(record.offset))
+                        if self._is_ours(letter):
+                            letters.append(keep(letter))
+                while letters:
+                    letter = letters.pop()
+                    yield replace(letter, became=became.get(letter.place))
+                end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
+
+    def _is_ours(self, letter: Letter) -> bool:
+        source = placed(letter.source)
+        return source is not None and source[0].topic in self._request_topics
+
+    def close_letters(self, places: Mapping[str, Again | None]) -> list[str]:
+        """Mark these letters as replayed or discarded, and write the replayed records.
+
+        Returns the places that were open until then. Uses one transaction under its own transactional
+        id: of two concurrent calls, only one succeeds. Raises RecoveryRequired when nothing was done,
+        or the outcome is unknown: read the letters again.
+        """
+        name = self._access.transactional_id("letters")
+        with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
+            transactions.open()
+            open_now = set(
+                self.newest(
+                    lambda one: one.place if one.became is None else None, keep=Letter.about
+                )
+            )
+            chosen = [place for place in places if place in open_now]
+            if chosen:
+                transactions.begin()
+                _write(transactions, self._topic, [(place, places[place]) for place in chosen])
+                transactions.commit(f"Write on topic {self._topic}")
+            return chosen
+
+
+def _mark(record: Record) -> list[tuple[str, Closing]]:
+    """The letter that a mark names, and what became of it; empty if the record is a letter."""
+    if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
+        return []
+    closing, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
+    return [(place, known) for known in get_args(Closing) if known == closing]
+
+
+def _write(
+    transactions: Transactions, topic: str, letters: Sequence[tuple[str, Again | None]]
+) -> None:
+    failed: list[tuple[str | None, KafkaError]] = []
+
+    def report(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failed.append((message.topic(), error))
+
+    try:
+        for place, again in letters:
+            if again is not None:
+                there, partition = again.shard
+                transactions.send(there, again.value, again.key, partition, report, again.headers)
+            closing = "discarded" if again is None else "replayed"
+            letter_place = placed(place)
+            assert letter_place is not None
+            assert letter_place[0].topic == topic
+            mark: Headers = [(HEADER, f"{closing} {place}".encode())]
+            transactions.send(topic, None, None, letter_place[0].partition, report, mark)
+    except KafkaException as error:
+        transactions.abort()
+        raise JournalLost(f"nothing was written: {error}") from None
+    left = transactions.flush()
+    if failed:
+        where, cause = failed[0]
+        transactions.abort()
+        raise journal_error(KafkaException(cause), "nothing was written", f"Write on topic {where}")
+    if left:
+        raise JournalLost(f"{left} records were not acknowledged; nothing was written")

@@ -1,0 +1,62 @@
+"""The oscillator topic: a record for each second that has begun, written by one producer at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import closing
+
+from confluent_kafka import KafkaException
+
+from blackbox.journal.kafka_access import KafkaAccess, journal_error
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.transactions import Transactions
+from blackbox.records.request import Shard
+
+PARTITION = 0
+VALUE = b"1"
+TAIL = 100
+"""How many records at the end are read first; ten times as many each time that none is a second."""
+
+_SECOND = re.compile(rb"[0-9]{1,12}")
+
+
+class OscillatorTopic:
+    """Writes seconds in transactions under its own id; unusable after its first RecoveryRequired.
+
+    Every method raises RecoveryRequired when Kafka does not answer or another writer has opened the
+    topic. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str) -> None:
+        self._shard = Shard(topic, PARTITION)
+        self._access = access
+        self._needs = f"Write on topic {topic}"
+        name = access.transactional_id("oscillator")
+        self._transactions = Transactions(access, name, f"{topic}: seconds")
+
+    def open(self) -> int | None:
+        """Fence every earlier writer, then read the last second written; None if there is none."""
+        self._transactions.open()
+        with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
+            for stretch in journal.request_bounds().from_the_end(TAIL):
+                records = (r for batch in journal.requests(*stretch) for r in batch.records)
+                if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
+                    return int(found[-1])
+            return None
+
+    def write(self, seconds: Iterable[int]) -> None:
+        """Write all of these seconds, in this order, or none; each record's timestamp is its second."""
+        topic = self._shard.topic
+        self._transactions.begin()
+        try:
+            for second in seconds:
+                record, at_ms = (topic, VALUE, b"%d" % second, PARTITION), second * 1000
+                self._transactions.send(*record, timestamp_ms=at_ms, needs=self._needs)
+        except KafkaException as error:
+            raise journal_error(error, f"{topic}: cannot produce") from None
+        self._transactions.commit(self._needs)
+
+    def close(self) -> None:
+        """Drop queued records; an open transaction is settled by the next writer."""
+        self._transactions.close()

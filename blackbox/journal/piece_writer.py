@@ -1,0 +1,207 @@
+"""Loads rows of files into a request topic, in transactions that also record the progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from blackbox.journal.kafka_access import (
+    REQUEST_TIMEOUT_S,
+    KafkaAccess,
+    explained,
+    journal_error,
+    outcome,
+)
+from blackbox.journal.transactions import SETTLE_S, Transactions
+from blackbox.records.errors import JournalLost, RecoveryRequired
+from blackbox.records.request import Headers
+
+ASK_S = 0.2
+
+LAYOUT = "1"
+"""The version of how files are cut into pieces. In another layout, the same numbers mean other rows."""
+
+RECORD_BYTES = 120
+HEADER_BYTES = 12
+"""Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
+
+
+class PieceProgress(NamedTuple):
+    """How many rows of a piece are in the topic, and how many it has in total."""
+
+    rows: int
+    total: int
+
+
+def piece_name(access: KafkaAccess, fingerprint: str, number: int) -> str:
+    """The consumer group of one piece of one load; in its transactional id, a slash follows the group id."""
+    return f"{access.group_id}.load.{fingerprint}.{number}"
+
+
+def largest_record(access: KafkaAccess, topic_max_bytes: int | None) -> int:
+    """The size of the largest record that client and topic accept; see `record_bytes`."""
+    own = access.largest_message_bytes
+    return min(own, topic_max_bytes or own)
+
+
+def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
+    """The approximate size of a record in a batch of its own, too large rather than too small."""
+    names = sum(len(name) + len(held or b"") + HEADER_BYTES for name, held in headers)
+    return len(value) + 3 * len(key or "") + names + RECORD_BYTES
+
+
+class PieceProgressReader:
+    """The committed progress of pieces. Not safe for use from two threads at once."""
+
+    def __init__(self, access: KafkaAccess, topic: str) -> None:
+        self._admin: AdminClient = access.admin()
+        self._topic = topic
+
+    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, PieceProgress]:
+        """The marks of these pieces, without those that were never begun. Raises JournalLost.
+
+        A commit that has just succeeded may not be visible yet. With `settled`, waits for it, and for
+        any open transaction, 20 s at most.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        found: dict[str, PieceProgress] = {}
+        left = list(names)
+        while True:
+            is_last = time.monotonic() > deadline
+            left = self._ask(left, found, settled=settled and not is_last, is_last=is_last)
+            if not left:
+                return found
+            time.sleep(ASK_S)
+
+    def _ask(
+        self, names: Sequence[str], found: dict[str, PieceProgress], *, settled: bool, is_last: bool
+    ) -> list[str]:
+        """Ask about all pieces at once; returns those to ask about again."""
+        answers = {
+            name: self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(name, [TopicPartition(self._topic, 0)])],
+                require_stable=settled,
+                request_timeout=REQUEST_TIMEOUT_S,
+            )[name]
+            for name in names
+        }
+        again = []
+        for name, answer in answers.items():
+            try:
+                [at] = outcome(answer).topic_partitions
+                if at.error is not None:
+                    raise KafkaException(at.error)
+                if (mark := _mark(name, at)) is not None:
+                    found[name] = mark
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                    continue
+                if is_last or not (cause.retriable() or cause.code() in _PASSING):
+                    needs = _right(cause, name, self._topic)
+                    raise journal_error(error, f"{name}: cannot read its progress", needs) from None
+                again.append(name)
+        return again
+
+
+_PASSING = (
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+)
+
+
+def _right(error: KafkaError, name: str, topic: str) -> str:
+    is_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    return f"Write on topic {topic}" if is_topic else f"Read on group {name}"
+
+
+def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
+    if at.offset < 0:
+        return None
+    layout, _, total = (at.metadata or "").partition("/")
+    if layout != LAYOUT:
+        raise JournalLost(
+            f"{name} was started by a version of blackbox with another progress format "
+            f"({at.metadata!r}); finish it with that version"
+        )
+    return PieceProgress(at.offset, int(total))
+
+
+class PieceWriter:
+    """Writes the rows of one piece, each exactly once however often the piece is begun.
+
+    1. `open` fences earlier writers of this piece, settles their open transaction, and only then
+       reads how many rows are in;
+    2. `send` writes the next rows and their number in one transaction.
+
+    Unusable after its first RecoveryRequired. Not safe for use from two threads at once.
+    """
+
+    def __init__(self, access: KafkaAccess, topic: str, name: str, total: int) -> None:
+        self._name = name
+        self._topic = topic
+        self._mark = f"{LAYOUT}/{total}"
+        gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
+        own = access.transactional_id(name.removeprefix(f"{access.group_id}."))
+        self._transactions = Transactions(replace(access, settings=gathered), own, name)
+        self._consumer: Consumer = access.in_group(name).consumer()
+        self._failed: KafkaError | None = None
+
+    def open(self) -> int:
+        """Returns how many rows are in. Raises JournalLost when the brokers do not answer for 30 s."""
+        self._transactions.open()
+        try:
+            [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)
+            if at.error is not None:
+                raise KafkaException(at.error)
+        except KafkaException as error:
+            needs = _right(error.args[0], self._name, self._topic)
+            raise journal_error(error, f"{self._name}: cannot read its progress", needs) from None
+        mark = _mark(self._name, at)
+        return mark.rows if mark is not None else 0
+
+    def send(self, rows: Iterable[tuple[str | None, bytes, Headers]], rows_in: int) -> None:
+        """Write the next rows, after which `rows_in` are in. On RecoveryRequired, all or none were written."""
+        at = TopicPartition(self._topic, 0, rows_in, metadata=self._mark)
+        needs = f"Read and Write on topic {self._topic}"
+        self._transactions.begin()
+        try:
+            for key, value, headers in rows:
+                self._transactions.send(
+                    self._topic, value, key, -1, self._report, headers or None, needs=needs
+                )
+            self._transactions.send_offsets(at, self._consumer.consumer_group_metadata(), needs)
+            self._transactions.commit(needs)  # flushes first
+        except KafkaException as error:
+            raise journal_error(error, f"{self._name}: cannot write the rows") from None
+        except RecoveryRequired as reason:
+            if self._failed is None:
+                raise
+            why = explained(self._failed, f"Write on topic {self._topic}")
+            raise type(reason)(f"{reason} ({why})") from None
+
+    def close(self) -> None:
+        """Drop queued records; an open transaction is settled by the next writer that opens the piece."""
+        self._consumer.close()
+        self._transactions.close()
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed = error
