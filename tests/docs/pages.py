@@ -1,0 +1,38 @@
+"""Pages with generated parts; what is around these parts is written by hand.
+
+A part lies between `<!-- begin NAME: … -->` and `<!-- end NAME -->`, and `PARTS` has its content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.docs import settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "settings": settings.table_of_settings,
+}
+"""The content of each part, by name."""
+
+_PART = re.compile(
+    r"(<!-- begin ([\w-]+): `make docs` [^\n]* -->\n).*?(<!-- end \2 -->)", re.DOTALL
+)
+
+
+def generated_pages() -> list[Path]:
+    """The pages of `docs/` that have generated parts."""
+    return [page for page in sorted(DOCS.glob("*.md")) if _PART.search(page.read_text())]
+
+
+def parts_of(page: Path) -> list[str]:
+    """The names of the generated parts of a page."""
+    return [found[2] for found in _PART.finditer(page.read_text())]
+
+
+def rewritten(text: str) -> str:
+    """The text of a page with its parts as the code has them. Raises KeyError for an unknown part."""
+    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)

@@ -1,0 +1,56 @@
+"""Reference pages are what the code yields, and links between pages lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, PARTS, generated_pages, parts_of, rewritten
+
+ROOT = DOCS.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+_FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", generated_pages(), ids=lambda page: page.name)
+def test_a_reference_page_is_what_the_code_yields(page: Path) -> None:
+    text = page.read_text()
+    assert rewritten(text) == text, f"docs/{page.name} is out of date: run `make docs`"
+
+
+def test_every_generated_part_is_in_one_page() -> None:
+    assert sorted(name for page in generated_pages() for name in parts_of(page)) == sorted(PARTS)
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found[anchor] = found.get(anchor, -1) + 1
+    repeated = {f"{anchor}-{n}" for anchor, most in found.items() for n in range(1, most + 1)}
+    return frozenset(found) | repeated
+
+
+def links() -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in link:
+                yield page, link
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    dead = []
+    for page, link in links():
+        path, _, anchor = link.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        if not to.exists() or (anchor and anchor not in anchors(to)):
+            dead.append(f"{page.relative_to(ROOT)}: {link}")
+    assert dead == []
