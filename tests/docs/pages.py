@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import settings
+from tests.docs import cli, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 PARTS: Mapping[str, Callable[[], str]] = {
+    "cli": cli.commands,
+    "cli-commands": cli.table_of_commands,
+    "exit-codes": cli.table_of_exit_codes,
     "settings": settings.table_of_settings,
 }
 """The content of each part, by name."""
