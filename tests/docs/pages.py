@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import cli, settings
+from tests.docs import cli, metrics, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 PARTS: Mapping[str, Callable[[], str]] = {
+    "buckets": metrics.table_of_buckets,
     "cli": cli.commands,
     "cli-commands": cli.table_of_commands,
     "exit-codes": cli.table_of_exit_codes,
+    "metrics": metrics.table_of_metrics,
     "settings": settings.table_of_settings,
 }
 """The content of each part, by name."""
