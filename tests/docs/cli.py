@@ -13,7 +13,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
 from blackbox.cli import app, failures
 from tests.docs.docstrings import docstrings_in
-from tests.docs.markdown import code, limits, table
+from tests.docs.markdown import code, limits, paragraphs, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,8 +49,12 @@ def _commands() -> Iterator[_Command]:
     for name, known in group.commands.items():
         function = next(c.callback for c in app.registered_commands if _name_of(c) == name)
         assert function is not None
-        text = [" ".join(part.split()) for part in (known.help or "").split("\n\n")]
-        yield _Command(name, function, text, {p.name or "": p.opts[0] for p in known.params})
+        yield _Command(
+            name,
+            function,
+            paragraphs(known.help or ""),
+            {p.name or "": p.opts[0] for p in known.params},
+        )
 
 
 def _name_of(command: CommandInfo) -> str | None:

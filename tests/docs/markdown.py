@@ -19,6 +19,11 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", r"\|").strip()
 
 
+def paragraphs(text: str) -> list[str]:
+    """Its paragraphs, each on one line."""
+    return [" ".join(part.split()) for part in text.strip().split("\n\n")]
+
+
 def code(text: object) -> str:
     return f"`{text}`"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import cli, metrics, settings
+from tests.docs import cli, http, metrics, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -18,6 +18,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "cli": cli.commands,
     "cli-commands": cli.table_of_commands,
     "exit-codes": cli.table_of_exit_codes,
+    "http-objects": http.objects,
+    "http-open": http.table_of_open_paths,
+    "http-requests": http.operations,
+    "http-statuses": http.table_of_statuses,
+    "http": http.table_of_requests,
     "metrics": metrics.table_of_metrics,
     "settings": settings.table_of_settings,
 }
