@@ -35,4 +35,5 @@ def _body(tree: ast.Module) -> list[ast.stmt]:
 
 def items_in(docstring: str) -> dict[str, str]:
     """The lines `name -- meaning` of a docstring; a meaning may go on in indented lines."""
-    return {name: " ".join(text.split()) for name, text in _ITEM.findall(docstring)}
+    items = _ITEM.findall(inspect.cleandoc(docstring))
+    return {name: " ".join(text.split()) for name, text in items}

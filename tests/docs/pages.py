@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import cli, http, metrics, settings
+from tests.docs import cli, http, metrics, redis, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,6 +24,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "http-statuses": http.table_of_statuses,
     "http": http.table_of_requests,
     "metrics": metrics.table_of_metrics,
+    "redis-example": redis.example,
+    "redis-keys": redis.table_of_keys,
+    "redis-payload": redis.table_of_payload,
+    "redis-shared": redis.table_of_shared,
+    "redis-state": redis.table_of_state,
     "settings": settings.table_of_settings,
 }
 """The content of each part, by name."""

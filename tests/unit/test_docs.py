@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from blackbox.core.plan import Binding
+from blackbox.records.entry import Entry
+from tests.docs.docstrings import items_in
 from tests.docs.pages import DOCS, PARTS, generated_pages, parts_of, rewritten
+from tests.docs.redis import state_fields
 
 ROOT = DOCS.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
@@ -24,6 +28,17 @@ def test_a_reference_page_is_what_the_code_yields(page: Path) -> None:
 
 def test_every_generated_part_is_in_one_page() -> None:
     assert sorted(name for page in generated_pages() for name in parts_of(page)) == sorted(PARTS)
+
+
+def test_every_documented_field_of_a_state_is_one_that_the_code_names() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "blackbox" / "index").glob("*.py"))
+    assert [
+        name for name in state_fields().keys() - Binding._fields if f'"{name}"' not in code
+    ] == []
+
+
+def test_every_field_of_a_payload_is_documented() -> None:
+    assert items_in(Entry.__doc__ or "").keys() == set(Entry._fields)
 
 
 @cache
