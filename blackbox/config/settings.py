@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     )  # fmt: skip
     dead_letter_topic: Topic = Field(
         "blackbox.dead-letters", examples=["dead.letters"],
-        description="the topic for [dead letters](formats.md#the-dead-letter)",
+        description="the topic for [dead letters](records.md#dead-letter)",
     )  # fmt: skip
     history_topic: OutputTopic = Field(
         "history", examples=["schedules.history"],

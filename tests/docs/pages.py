@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import cli, http, metrics, redis, settings
+from tests.docs import cli, http, metrics, records, redis, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,6 +24,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "http-statuses": http.table_of_statuses,
     "http": http.table_of_requests,
     "metrics": metrics.table_of_metrics,
+    **records.EXAMPLES,
+    "receipt": records.table_of_receipt,
     "redis-example": redis.example,
     "redis-keys": redis.table_of_keys,
     "redis-payload": redis.table_of_payload,

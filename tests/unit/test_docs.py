@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from blackbox.core.plan import Binding
 from blackbox.records.entry import Entry
+from blackbox.records.receipt import Receipt
 from tests.docs.docstrings import items_in
 from tests.docs.pages import DOCS, PARTS, generated_pages, parts_of, rewritten
 from tests.docs.redis import state_fields
@@ -37,8 +39,9 @@ def test_every_documented_field_of_a_state_is_one_that_the_code_names() -> None:
     ] == []
 
 
-def test_every_field_of_a_payload_is_documented() -> None:
+def test_every_part_of_a_payload_and_of_a_receipt_is_documented() -> None:
     assert items_in(Entry.__doc__ or "").keys() == set(Entry._fields)
+    assert items_in(Receipt.__doc__ or "").keys() == {part.name for part in fields(Receipt)}
 
 
 @cache
