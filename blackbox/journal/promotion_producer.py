@@ -8,7 +8,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, produce
-from blackbox.journal.shard_writer import reason_of
+from blackbox.journal.refusals import reason_of
 from blackbox.journal.transactions import Transactions
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Headers, Record, Shard

@@ -15,58 +15,13 @@ from blackbox.journal.kafka_access import (
     journal_error,
     produce,
 )
+from blackbox.journal.refusals import REASONS_BY_ERROR, reason_of
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt, encode
-from blackbox.records.request import Reason, Shard
-
-REASONS = {
-    KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE: Reason.TOO_LARGE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: Reason.NOT_AUTHORIZED,
-    KafkaError._UNKNOWN_TOPIC: Reason.UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION: Reason.UNKNOWN_TOPIC,
-    KafkaError.UNKNOWN_TOPIC_OR_PART: Reason.UNKNOWN_TOPIC,
-    KafkaError._MSG_TIMED_OUT: Reason.UNREACHABLE,
-    KafkaError.INVALID_RECORD: Reason.REFUSED,
-    KafkaError.INVALID_TIMESTAMP: Reason.REFUSED,
-    KafkaError.INVALID_MSG: Reason.REFUSED,
-    KafkaError.POLICY_VIOLATION: Reason.REFUSED,
-    KafkaError._INCONSISTENT: Reason.REFUSED,
-}
-"""Errors that concern one record or its topic."""
-
-OF_THE_PRODUCER = {
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    KafkaError.DUPLICATE_SEQUENCE_NUMBER,
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.INVALID_TXN_STATE,
-    KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    KafkaError.CONCURRENT_TRANSACTIONS,
-    KafkaError.TRANSACTION_COORDINATOR_FENCED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.UNKNOWN_PRODUCER_ID,
-    KafkaError.PRODUCER_FENCED,
-}
-"""Broker errors that concern the producer, and so the whole batch."""
-
-
-def reason_of(error: KafkaError) -> Reason | None:
-    """Why this record was refused; None for an error that concerns the batch.
-
-    A broker error that is in neither table counts against the record. If it counted against the
-    batch, one caller's record that the broker never accepts would stop the shard.
-    """
-    code = error.code()
-    is_an_answer = code == KafkaError.UNKNOWN or code > KafkaError.NO_ERROR
-    if is_an_answer and code not in OF_THE_PRODUCER and not error.fatal():
-        return REASONS.get(code, Reason.BROKER_ERROR)
-    return REASONS.get(code)
-
+from blackbox.records.request import Shard
 
 _RECEIPT = -1
 """Stands for the receipt itself in place of a request's offset."""
@@ -136,9 +91,9 @@ class ShardWriter:
             if self._exactly_once and cause.code() == KafkaError._STATE and not cause.fatal():
                 self._is_cut_short = True
                 return None  # an earlier record was refused; `flush` reports it
-            if cause.fatal() or cause.code() not in REASONS:
+            if cause.fatal() or cause.code() not in REASONS_BY_ERROR:
                 raise journal_error(error, f"{self._shard}: cannot produce") from None
-            return REASONS[cause.code()], f"{topic}: {cause.str()}"
+            return REASONS_BY_ERROR[cause.code()], f"{topic}: {cause.str()}"
         return None
 
     def flush(self, hopeless: Callable[[], dict[int, Refusal]] = dict) -> dict[int, Refusal]:

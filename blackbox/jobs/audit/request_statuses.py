@@ -1,4 +1,4 @@
-"""The status of each request, and the exceptions: steps of the audit as table transformations."""
+"""The status of each request: steps of the audit as table transformations."""
 
 from __future__ import annotations
 
@@ -64,16 +64,14 @@ def request_statuses(
         col("kind").alias("ended_as"),
     )  # fmt: skip
     asked = asked.withColumn("carries", when(col("origin").isNotNull(), col("carries")))
-    outcome_of_each = _outcome_of_each(outcomes)
+    first_outcomes = _first_outcomes(outcomes)
     if spans is not None:
-        outcome_of_each = outcome_of_each.join(
-            broadcast(spans), ["to_topic", "to_partition"], "left"
-        )
+        first_outcomes = first_outcomes.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    ended = _ended(asked, by_id, outcome_of_each)
+    ended = _ended(asked, by_id, first_outcomes)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
-    rows = rows.join(outcome_of_each, PLACE, "full").join(index, PLACE, "full")
-    rows = _with_carried(rows, asked, outcome_of_each, index, ended)
+    rows = rows.join(first_outcomes, PLACE, "full").join(index, PLACE, "full")
+    rows = _with_carried(rows, asked, first_outcomes, index, ended)
     if found is not None:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
@@ -111,7 +109,7 @@ def due_since() -> Column:
 def _with_carried(
     rows: DataFrame,
     asked: DataFrame,
-    outcome_of_each: DataFrame,
+    first_outcomes: DataFrame,
     index: DataFrame,
     ended: DataFrame,
 ) -> DataFrame:
@@ -132,9 +130,9 @@ def _with_carried(
 
     judged = (
         carrying.withColumn("first", smallest("offset").over(Window.partitionBy(before)))
-        .join(of_previous(outcome_of_each, "receipt", "ended_at"), before, "left")
+        .join(of_previous(first_outcomes, "receipt", "ended_at"), before, "left")
         .join(of_previous(index.where(col("entry")), "entry", "stayed"), before, "left")
-        .join(outcome_of_each.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
+        .join(first_outcomes.select(*PLACE, col("receipt").alias("own")), PLACE, "left")
         .join(of_previous(ended, "ended_by", "over_at"), before, "left")
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
@@ -160,7 +158,7 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame, by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
+def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
     """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
 
     A carried request keeps the id of its first record. `keeps_cold_bit`: ended by that id, a carried request
@@ -168,7 +166,7 @@ def _ended(asked: DataFrame, by_id: DataFrame, outcome_of_each: DataFrame) -> Da
     """
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
-        late = _too_late(by_id, outcome_of_each)
+        late = _too_late(by_id, first_outcomes)
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -207,18 +205,18 @@ def _ended(asked: DataFrame, by_id: DataFrame, outcome_of_each: DataFrame) -> Da
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
 
 
-def _too_late(by_id: DataFrame, outcome_of_each: DataFrame) -> DataFrame:
+def _too_late(by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
     """The replacements that end nothing: the request had its outcome, or their own receipt says `invalid`."""
     replacing = by_id.where(col("ended_as") == lit("request"))
-    had_ended = replacing.join(outcome_of_each, PLACE, "left_semi").select(
+    had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
     )
-    said_invalid = outcome_of_each.where(col("outcome") == lit("invalid")).select(PLACE)
+    said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
     own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
     return had_ended.unionByName(own).distinct()
 
 
-def _outcome_of_each(outcomes: DataFrame) -> DataFrame:
+def _first_outcomes(outcomes: DataFrame) -> DataFrame:
     """The first outcome of each request, the number of outcomes, and the last one."""
     place = struct("to_topic", "to_partition", "to_offset")
     first = struct("receipt", "outcome", "at_ms", place.alias("to"))
@@ -266,10 +264,8 @@ def _copies(found: DataFrame) -> DataFrame:
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
     receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
-    later_records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
-    in_doubt = ~any_of(col("entry"), col("cold")) & any_of(
-        receipts_incomplete, later_records_incomplete
-    )
+    records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    in_doubt = ~any_of(col("entry"), col("cold")) & any_of(receipts_incomplete, records_incomplete)
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
