@@ -81,12 +81,15 @@ class Dispatch:
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`.
 
-        1. read positions and due members that belong together, then the payloads. The batch after a
-           full one is read while Kafka is busy with the full one. Then mark the batch as in flight
-           in Redis, without what was cancelled or replaced since it was read;
-        2. one transaction: messages and dead letters, flushed, then the receipt that names where
-           each went; commit;
-        3. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
+        The steps are those of `docs/how-it-works.md`, which says what a crash after each leaves behind.
+
+        D1. read positions and due members that belong together, then the payloads. The batch after a
+            full one is read while Kafka is busy with the full one. Then mark the batch as in flight
+            in Redis, without what was cancelled or replaced since it was read;
+        D2. begin a transaction; send messages and dead letters, and flush them;
+        D3. send the receipt that names where each went;
+        D4. commit;
+        D5. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
 
         What cannot be delivered now is postponed, out of the head of the queue. Raises
         RecoveryRequired when an outcome is unknown or the positions are not the ones last seen.
@@ -95,7 +98,7 @@ class Dispatch:
         self._known = self.index.positions.requests
         if self.index.removed != self._removed:
             self._ahead = None  # something in it may have been cancelled or replaced since
-        did, batch = self._ahead or self._read(now_ms)  # 1
+        did, batch = self._ahead or self._read(now_ms)  # D1
         self._ahead = None
         if self._doubtful.claims and now_ms >= self._doubtful.again_ms:
             self._doubtful.look(now_ms, self._known)
@@ -176,7 +179,7 @@ class Dispatch:
             self._defer(batch.deferred, did, now_ms)
             return
         delivery = DeliveryTransaction(self.writer, self.triage, batch, self._known, now_ms)
-        self.writer.begin()  # 2
+        self.writer.begin()  # D2
         try:
             if not delivery.send():
                 self.writer.abort()
@@ -200,6 +203,7 @@ class Dispatch:
         # an entry that was read again may have a later due time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
+            # D3, D4
             position = self.writer.commit(delivery.receipt(dead), latest_ms)
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
@@ -207,7 +211,7 @@ class Dispatch:
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         origins = [entry.origin for entry in ended.values() if entry.origin is not None]
-        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # 3
+        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # D5
         self._recorded, self._recorded_ms = self._known, now_ms
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])

@@ -72,10 +72,10 @@ class Intake:
     def apply(self, batch: Batch, latest_ms: int, opening: Rebuild | None = None) -> Taken:
         """Store one batch; storing the same batch again changes nothing.
 
-        1. parse each record. An invalid one becomes an entry that is due at once, which dispatch
-           moves to the dead-letter topic. One beyond the horizon only sets a bit;
-        2. compare the positions in Redis with the position the batch was read from;
-        3. in one MULTI: entries, replacements and cancels, then the position `requests`.
+        I1. parse each record. An invalid one becomes an entry that is due at once, which dispatch
+            moves to the dead-letter topic. One beyond the horizon only sets a bit;
+        I2. compare the positions in Redis with the position the batch was read from;
+        I3. in one MULTI: entries, replacements and cancels, then the position `requests`.
 
         `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
         did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
@@ -97,7 +97,7 @@ class Intake:
         meanwhile: Callable[[], None] | None = None,
         opening: Rebuild | None = None,
     ) -> Taken:
-        """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `meanwhile`."""
+        """Store a parsed batch, steps I2 and I3 of `apply`; while Redis is busy, call `meanwhile`."""
         rulings = parsed.rulings
         followed: Tail | None = None
         over: Mapping[int, Refusal] | None = None
