@@ -241,10 +241,9 @@ class _Intakes:
                 is_behind=partial(self._has_receipt_since, shard),
                 topic_id=partial(self._topic_id, shard.topic),
             )  # fmt: skip
-            horizon_ms = self._settings.horizon_ms_of(shard.topic)
             intake = Intake(
-                self._formats[shard.topic], index, horizon_ms, self._admission,
-                check_log=partial(check_log, shard, self._access),
+                self._formats[shard.topic], index, self._settings.horizon_ms_of(shard.topic),
+                self._admission, check_log=partial(check_log, shard, self._access),
             )  # fmt: skip
             self._held[shard] = index, intake
         return self._held[shard]
