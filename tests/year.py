@@ -120,7 +120,7 @@ class Year:
                 writer=writer,
                 confirm=lambda: None,
                 apply=lambda batch, opening: intake.apply(batch, now_ms, opening),
-                ahead=lambda batch: intake.upcoming(batch, now_ms),
+                upcoming=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
             triage = Triage(

@@ -38,7 +38,7 @@ class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
     `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
-    were not admitted, by reason and caller. `ahead_ms` is how much later than both local clocks the
+    were not admitted, by reason and caller. `broker_ahead_ms` is how much later than both local clocks the
     broker timestamped the last record, 0 if it is earlier. It is a matter of clocks, so it is not
     compared: two passes that did the same are equal.
     """
@@ -50,7 +50,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    ahead_ms: int | None = field(default=None, compare=False)
+    broker_ahead_ms: int | None = field(default=None, compare=False)
 
 
 class Rebuild(NamedTuple):
@@ -93,7 +93,7 @@ class Parsed(NamedTuple):
     asked: Sequence[QuotaRequest] = ()
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
-    ahead_ms: int | None = None
+    broker_ahead_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ class Intake:
         self,
         parsed: Parsed,
         now_ms: int,
-        meanwhile: Callable[[], None] | None = None,
+        while_busy: Callable[[], None] | None = None,
         opening: Rebuild | None = None,
     ) -> Taken:
-        """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `meanwhile`."""
+        """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `while_busy`."""
         rules = parsed.rules
         followed: Tail | None = None
         over: dict[int, Refusal] | None = None
@@ -164,9 +164,9 @@ class Intake:
         ended = None if opening is None else opening.ended
         touched = touched_by(parsed.changes)
         plan = self.index.store(
-            parsed.start, parsed.end, touched, make_plan, now_ms, meanwhile, ended
+            parsed.start, parsed.end, touched, make_plan, now_ms, while_busy, ended
         )
-        return _taken(plan, rules, parsed.ahead_ms)
+        return _taken(plan, rules, parsed.broker_ahead_ms)
 
     def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
         if self.admission is None:
@@ -226,8 +226,12 @@ def parse(
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
-    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and last.is_stamped else None
-    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, epoch, ahead_ms)
+    broker_ahead_ms = (
+        max(0, last.timestamp_ms - latest_ms) if last and last.has_broker_time else None
+    )
+    return Parsed(
+        batch.start, batch.end, changes, rules, refused, counted, tail, epoch, broker_ahead_ms
+    )
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
@@ -279,7 +283,7 @@ def _judged(
     return judged
 
 
-def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
+def _taken(plan: Plan, rules: Rules | None, broker_ahead_ms: int | None) -> Taken:
     puts = plan.puts.values()
     bad = [put for put in puts if type(put) is Entry and put.reason is not None]
     refused = Counter(
@@ -296,5 +300,5 @@ def _taken(plan: Plan, rules: Rules | None, ahead_ms: int | None) -> Taken:
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
         carried=carried,
-        ahead_ms=ahead_ms,
+        broker_ahead_ms=broker_ahead_ms,
     )

@@ -10,7 +10,7 @@ from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 from blackbox.rules.target_rates import TargetRates
 
 
-def hold_back(batch: DueBatch, pace: TargetRates, now_ms: int) -> dict[str, int]:
+def defer_over_rate(batch: DueBatch, pace: TargetRates, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target.
 
     What was due first goes first.

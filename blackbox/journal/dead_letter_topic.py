@@ -142,9 +142,9 @@ class DeadLetterTopic:
         self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
     ) -> Iterator[Letter]:
         """The letters from the end on, in stretches that double: a mark is behind its letter."""
-        ahead = FETCHED_AHEAD if stretch == TAIL else 1
+        prefetched = FETCHED_AHEAD if stretch == TAIL else 1
         became: dict[str, Closing] = {}
-        with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
+        with closing(ShardJournal(shard, self._access, prefetched=prefetched)) as journal:
             start, end = journal.request_bounds()
             last = max(start, end - TAIL)
             while end > last:

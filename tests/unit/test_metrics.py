@@ -277,7 +277,7 @@ def test_the_low_water_mark_ages_while_no_walk_succeeds(
 
 def used(metrics: Metrics) -> dict[str, set[str]]:
     """Every metric with its labels, after each was used once."""
-    metrics.taken(SHARD, Taken(1, 1, 1, 1, None, refused={("quota", "shop"): 1}, ahead_ms=1))
+    metrics.taken(SHARD, Taken(1, 1, 1, 1, None, refused={("quota", "shop"): 1}, broker_ahead_ms=1))
     did = Dispatched(due_ms=[NOW_MS], targets=Counter("x"), dead=Counter(empty=1), retried=1)
     metrics.dispatched(SHARD, did, NOW_MS)
     metrics.recovered(SHARD, Recovered(1, 1, 1))
