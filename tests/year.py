@@ -179,7 +179,7 @@ class Year:
     def standing(self, shard: int = 0) -> tuple[int, int]:
         """Entries in Redis, and requests in the cold tier."""
         with closing(Inspector.of(self.world.redis.url)) as inspector:
-            found = inspector.standing(self.shards[shard], 0)
+            found = inspector.shard_stats(self.shards[shard], 0)
             assert len(inspector.cold(self.shards[shard])[1]) == found.cold
         return found.pending, found.cold
 
