@@ -242,7 +242,7 @@ class FakeTargets:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     strict: dict[str, Limits] = field(default_factory=dict)
 
-    def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
+    def unavailable(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, Refusal]:
         return {topic: self.refusals[topic] for topic in topics if topic in self.refusals}
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:

@@ -120,7 +120,7 @@ class Year:
                 writer=writer,
                 confirm=lambda: None,
                 apply=lambda batch, opening: intake.apply(batch, now_ms, opening),
-                ahead=lambda batch: intake.upcoming(batch, now_ms),
+                upcoming=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()
             triage = Triage(
@@ -179,7 +179,7 @@ class Year:
     def standing(self, shard: int = 0) -> tuple[int, int]:
         """Entries in Redis, and requests in the cold tier."""
         with closing(Inspector.of(self.world.redis.url)) as inspector:
-            found = inspector.standing(self.shards[shard], 0)
+            found = inspector.shard_stats(self.shards[shard], 0)
             assert len(inspector.cold(self.shards[shard])[1]) == found.cold
         return found.pending, found.cold
 

@@ -8,23 +8,23 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from blackbox.admin.changes import TAKEN_IN_WITHIN_S, Cancelled, Changes, Rescheduled
+from blackbox.admin.changes import READ_WITHIN_S, Cancelled, Changes, Rescheduled
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.lookup import StatusLookup, wait_until
-from blackbox.admin.pending import Cursor, Found, PendingFilter, page
+from blackbox.admin.pending import Cursor, FoundPending, PendingFilter, page
 from blackbox.admin.request_topics_writer import RefusedValue, RequestTopicsWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
 from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import ShardStats
 from blackbox.index.redis_servers import RedisServers, Room
-from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, DeadLetter
 from blackbox.records.request import Shard, locate, placed
 
 LOOKED_FOR_S = 1.0
 """How long a look-up, which can be repeated, waits until intake has read what was written."""
 
-COUNTED = 1_000
+COUNTED_PER_SHARD = 1_000
 """How many entries of each shard, the soonest first, are counted by caller and target."""
 
 
@@ -59,7 +59,7 @@ class Admin:
         self._lock = Lock()
         self._closing_letters = Lock()
         """Not the writer's: this takes a second among many letters, and no request waits for it."""
-        self._made: StatusLookup | None = None
+        self._made_lookup: StatusLookup | None = None
 
     def find(self, text: str) -> RequestStatus | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
@@ -70,7 +70,7 @@ class Admin:
         places = self._places(text, LOOKED_FOR_S)
         if not places:
             return None
-        status = self._registry().status(*places[0])
+        status = self._lookup().status(*places[0])
         return None if status.state == "unknown" else status
 
     def page(
@@ -81,13 +81,15 @@ class Admin:
         topics: Collection[str] | None = None,
         *,
         whole: bool = False,
-    ) -> tuple[list[Found], Cursor | None]:
+    ) -> tuple[list[FoundPending], Cursor | None]:
         """A page of pending requests, of these request topics or of all, as `admin.pending.page`."""
-        registry = self._registry()
-        shards = [shard for shard in registry.shards() if topics is None or shard.topic in topics]
-        return page(registry.inspector, shards, wanted, after, limit, whole=whole)
+        lookup = self._lookup()
+        shards = [shard for shard in lookup.shards() if topics is None or shard.topic in topics]
+        return page(lookup.inspector, shards, wanted, after, limit, whole=whole)
 
-    def each(self, topics: Collection[str], wanted: PendingFilter, at_once: int) -> Iterator[Found]:
+    def all_pending(
+        self, topics: Collection[str], wanted: PendingFilter, at_once: int
+    ) -> Iterator[FoundPending]:
         """All pending requests of these request topics, read page by page."""
         after: Cursor | None = None
         while True:
@@ -96,9 +98,9 @@ class Admin:
             if after is None:
                 return
 
-    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
+    def send(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
         """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
-        return self._writer.ask(values, caller)
+        return self._writer.send(values, caller)
 
     def cancel(self, text: str) -> Cancelled:
         """Cancel the request with this id, or all pending ones under this caller id; returns the outcome."""
@@ -122,7 +124,7 @@ class Admin:
         is_open: bool = True,
         limit: int | None = None,
         most_bytes: int = MOST_SHOWN_BYTES,
-    ) -> list[Letter]:
+    ) -> list[DeadLetter]:
         """The dead letters with this reason (None: any), the newest first; only open ones, or all.
 
         With a `limit`, reading stops once that many are found. Keys and values are cut to `most_bytes`
@@ -137,37 +139,37 @@ class Admin:
 
     def paused(self) -> dict[str, int]:
         """The paused targets, and since when, epoch ms."""
-        return self._shared.paused(self._registry().shards())
+        return self._shared.paused(self._lookup().shards())
 
     def pause(self, topic: str) -> dict[str, int]:
         """Stop delivery to this target within a second; returns all paused targets.
 
         The target is not among them while no request topic exists.
         """
-        self._shared.pause(topic, time.time_ns() // 1_000_000, self._registry().shards())
+        self._shared.pause(topic, time.time_ns() // 1_000_000, self._lookup().shards())
         return self.paused()
 
     def resume(self, topic: str) -> dict[str, int]:
         """Resume delivery to this target, paused or not; returns the targets that are still paused."""
-        self._shared.resume(topic, self._registry().shards())
+        self._shared.resume(topic, self._lookup().shards())
         return self.paused()
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         """Statistics of all shards, and how much will be due between these instants."""
-        registry = self._registry()
-        shards = list(registry.shards())
+        lookup = self._lookup()
+        shards = list(lookup.shards())
         callers: Counter[str] = Counter()
         targets: Counter[str] = Counter()
         counted = 0
         for shard in shards:
-            found, _ = page(registry.inspector, [shard], PendingFilter(), None, COUNTED)
+            found, _ = page(lookup.inspector, [shard], PendingFilter(), None, COUNTED_PER_SHARD)
             counted += len(found)
             held = [one.pending.entry for one in found if one.pending.entry is not None]
             callers.update(entry.caller or "" for entry in held)
             targets.update(entry.target for entry in held)
-        profiles = [registry.inspector.counts(shard, edges_ms) for shard in shards]
+        profiles = [lookup.inspector.counts(shard, edges_ms) for shard in shards]
         return Stats(
-            shards={shard: registry.inspector.standing(shard, now_ms) for shard in shards},
+            shards={shard: lookup.inspector.shard_stats(shard, now_ms) for shard in shards},
             callers=callers,
             targets=targets,
             counted=counted,
@@ -179,23 +181,23 @@ class Admin:
         self._shared.close()
         self._redis.close()
         with self._lock:
-            if self._made is not None:
-                self._made.close()
+            if self._made_lookup is not None:
+                self._made_lookup.close()
 
-    def _registry(self) -> StatusLookup:
+    def _lookup(self) -> StatusLookup:
         with self._lock:
-            if self._made is None:
-                self._made = StatusLookup(self._settings)
-        self._made.count_partitions()
-        return self._made
+            if self._made_lookup is None:
+                self._made_lookup = StatusLookup(self._settings)
+        self._made_lookup.count_partitions()
+        return self._made_lookup
 
     def _changes(self) -> Changes:
-        return Changes(self._settings, self._registry(), self._writer)
+        return Changes(self._settings, self._lookup(), self._writer)
 
     def _dead_letters(self) -> DeadLetters:
-        return DeadLetters(self._registry(), self._settings.dead_letter_topic)
+        return DeadLetters(self._lookup(), self._settings.dead_letter_topic)
 
-    def _places(self, text: str, within_s: float = TAKEN_IN_WITHIN_S) -> list[tuple[Shard, int]]:
+    def _places(self, text: str, within_s: float = READ_WITHIN_S) -> list[tuple[Shard, int]]:
         """The place of the request with this id, or of those pending under this caller id, the newest first.
 
         All shards are searched for a caller id: its partition changes when partitions are added. If
@@ -206,25 +208,25 @@ class Admin:
             return [locate(text, list(self._settings.topics))]
         except ValueError:
             pass
-        registry = self._registry()
-        if found := registry.holders(text):
+        lookup = self._lookup()
+        if found := lookup.pending_under(text):
             return found
         place = placed(text)
         if place is not None and place[0].topic in self._settings.topics:
             return [place]
-        if within_s < TAKEN_IN_WITHIN_S and not self._has_room():
+        if within_s < READ_WITHIN_S and not self._has_room():
             return []
-        return self._holders_once_read(registry, text, within_s)
+        return self._pending_once_read(lookup, text, within_s)
 
-    def _holders_once_read(
-        self, registry: StatusLookup, text: str, within_s: float
+    def _pending_once_read(
+        self, lookup: StatusLookup, text: str, within_s: float
     ) -> list[tuple[Shard, int]]:
         """The holders of a caller id once intake has read what was written by now, or after `within_s`."""
-        ends = {shard: registry.request_end(shard) for shard in registry.shards()}
+        ends = {shard: lookup.request_end(shard) for shard in lookup.shards()}
 
         def are_read() -> bool:
-            positions = {shard: registry.inspector.positions(shard) for shard in ends}
+            positions = {shard: lookup.inspector.positions(shard) for shard in ends}
             return all(one is not None and one.requests >= ends[s] for s, one in positions.items())
 
         wait_until(are_read, time.monotonic() + within_s)
-        return registry.holders(text)
+        return lookup.pending_under(text)

@@ -19,7 +19,7 @@ from blackbox.core.request_status import RequestStatus
 from blackbox.records.cancel import HEADER
 from blackbox.records.request import Invalid, Reason, Shard, placed, request_id
 
-TAKEN_IN_WITHIN_S = 5.0
+READ_WITHIN_S = 5.0
 """How long a change waits until intake has read what was written."""
 
 OUTCOME_ORDER = ("undetermined", "asked", "too-late", "cancelled", "unknown")
@@ -64,7 +64,7 @@ class Changes:
     """Changes one request at a time, which is at a place in Kafka."""
 
     settings: Settings
-    registry: StatusLookup
+    lookup: StatusLookup
     writer: RequestTopicsWriter
 
     def cancel(self, places: Sequence[tuple[Shard, int]], text: str) -> Cancelled:
@@ -90,16 +90,16 @@ class Changes:
         return done
 
     def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
-        since, status = self._look(place)
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        since, status = self._status_and_positions(place)
+        deadline = time.monotonic() + READ_WITHIN_S
         while status.state in WAITING and status.reason is None:
-            shard, offset = _now_at(place, status)
+            shard, offset = _current_place(place, status)
             name = text if text == status.caller_id else None
             cancel = self._write_cancel(shard, offset, status, name)
-            if not self._wait_taken_in(shard, cancel, offset, deadline):
+            if not self._wait_until_read(shard, cancel, offset, deadline):
                 return Cancelled("asked", status)
             before, pending_at = status, since
-            since, status = self._look(place, before, since)
+            since, status = self._status_and_positions(place, before, since)
             if status.state == "ended":
                 return self._ended(status, (shard, offset), pending_at, cancel, deadline)
             if status.carried == before.carried and status.state in WAITING:
@@ -120,12 +120,12 @@ class Changes:
         (shard, offset), left = place, status
         try:
             while left.state == "ended":
-                there = self.registry.replaced_by(shard, offset, since)
+                there = self.lookup.replaced_by(shard, offset, since)
                 if there is None:
                     return Cancelled("cancelled", status)
-                if not self._wait_taken_in(shard, cancel, there, deadline):
+                if not self._wait_until_read(shard, cancel, there, deadline):
                     return Cancelled("asked", status)
-                offset, left = there, self.registry.status(shard, there, since)
+                offset, left = there, self.lookup.status(shard, there, since)
         except LimitReached:
             detail = (
                 "whether it was cancelled or replaced could not be determined: it is too far back"
@@ -133,7 +133,7 @@ class Changes:
             return Cancelled("too-late", replace(status, state="over", detail=detail))
         return Cancelled("too-late", replace(status, detail=f"replaced by {left.id}"))
 
-    def _look(
+    def _status_and_positions(
         self,
         place: tuple[Shard, int],
         before: RequestStatus | None = None,
@@ -143,15 +143,15 @@ class Changes:
 
         `before` is an earlier status, found together with the positions `since`.
         """
-        positions = self.registry.inspector.positions(place[0])
+        positions = self.lookup.inspector.positions(place[0])
         if before is not None and before.state == "pending":
-            was_at = _now_at(place, before)
-            status = self.registry.status(*was_at, since)
+            was_at = _current_place(place, before)
+            status = self.lookup.status(*was_at, since)
             if was_at != place:
                 status = status.for_request(*place)
         else:
-            status = self.registry.status(*place)
-        after = self.registry.inspector.positions(place[0])
+            status = self.lookup.status(*place)
+        after = self.lookup.inspector.positions(place[0])
         if positions is None or after is None:
             return None, status
         # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
@@ -160,19 +160,19 @@ class Changes:
     def _reschedule(
         self, place: tuple[Shard, int], countdown_s: float | None, at: str | int | None
     ) -> Rescheduled:
-        since, status = self._look(place)
-        deadline = time.monotonic() + TAKEN_IN_WITHIN_S
+        since, status = self._status_and_positions(place)
+        deadline = time.monotonic() + READ_WITHIN_S
         while status.state in WAITING and status.reason is None:
-            shard, offset = _now_at(place, status)
+            shard, offset = _current_place(place, status)
             new = self._write_replacement(shard, offset, countdown_s, at)
-            is_taken_in = self._wait_taken_in(shard, new, new, deadline)
-            asked = self.registry.status(shard, new)
-            if not is_taken_in:
-                return Rescheduled("asked", asked)
-            if asked.reason != Reason.TOO_LATE:
-                return Rescheduled("rescheduled", asked)
+            is_read = self._wait_until_read(shard, new, new, deadline)
+            replacement = self.lookup.status(shard, new)
+            if not is_read:
+                return Rescheduled("asked", replacement)
+            if replacement.reason != Reason.TOO_LATE:
+                return Rescheduled("rescheduled", replacement)
             before = status
-            since, status = self._look(place, before, since)
+            since, status = self._status_and_positions(place, before, since)
             if status.carried == before.carried:
                 break
         return Rescheduled(_NOT_FOUND.get(status.state, "too-late"), status)
@@ -186,15 +186,15 @@ class Changes:
                 f"{shard.topic} has the format {format_name}, which cannot be rescheduled here; write the "
                 "request to it again, with the same key or id"
             )
-        record = self.registry.record(shard, offset)
+        record = self.lookup.record(shard, offset)
         if record is None:
             raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
-        format = self.registry.formats[shard.topic]
+        format = self.lookup.formats[shard.topic]
         new = replacement_of(shard, record, format, countdown_s=countdown_s, at=at)
-        asked = self.writer.check(shard.topic, new.value, new.headers)
-        if isinstance(asked, Invalid):
-            raise ValueError(f"{asked.reason}: {asked.detail}")
-        return self.writer.write(
+        checked = self.writer.check(shard.topic, new.value, new.headers)
+        if isinstance(checked, Invalid):
+            raise ValueError(f"{checked.reason}: {checked.detail}")
+        return self.writer.with_writer(
             shard.topic, lambda asker: asker.write_replacement(shard, new).place[1]
         )
 
@@ -216,28 +216,28 @@ class Changes:
         else:
             headers = [(HEADER, request_id(shard, offset).encode())]
 
-        def write(asker: RequestWriter) -> int:
+        def write(writer: RequestWriter) -> int:
             if name is not None and key is not None:
-                there, at = asker.ask(value, key=key, headers=headers).place
+                there, at = writer.write(value, key=key, headers=headers).place
                 if there == shard:
                     return at
-            asked = asker.ask(value, key=key, headers=headers, partition=shard.partition)
-            return asked.place[1]
+            written = writer.write(value, key=key, headers=headers, partition=shard.partition)
+            return written.place[1]
 
-        return self.writer.write(shard.topic, write)
+        return self.writer.with_writer(shard.topic, write)
 
-    def _wait_taken_in(self, shard: Shard, written: int, offset: int, deadline: float) -> bool:
+    def _wait_until_read(self, shard: Shard, written: int, offset: int, deadline: float) -> bool:
         """Whether intake reads the record `written`, and the request at `offset` is not in flight, in time."""
-        inspector = self.registry.inspector
+        inspector = self.lookup.inspector
 
-        def is_taken_in() -> bool:
+        def is_done() -> bool:
             position = inspector.positions(shard)
             is_read = position is not None and position.requests > written
             return is_read and not inspector.is_in_flight(shard, offset)
 
-        return wait_until(is_taken_in, deadline)
+        return wait_until(is_done, deadline)
 
 
-def _now_at(place: tuple[Shard, int], status: RequestStatus) -> tuple[Shard, int]:
+def _current_place(place: tuple[Shard, int], status: RequestStatus) -> tuple[Shard, int]:
     """Where the request is now: the record that carries it on, if there is one."""
     return place if status.carried is None else placed(status.carried) or place

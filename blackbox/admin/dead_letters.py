@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from blackbox.admin.lookup import StatusLookup
-from blackbox.journal.dead_letter_topic import Again, DeadLetterTopic, Letter
+from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
 from blackbox.records.request import Headers, Reason, Record, Request, placed
@@ -25,22 +25,22 @@ class ClosedLetters:
 class DeadLetters:
     """The letters in `topic` about requests of the configured topics."""
 
-    registry: StatusLookup
+    lookup: StatusLookup
     topic: str
 
     def newest(
         self, reason: str | None, is_open: bool, limit: int | None, most_bytes: int
-    ) -> list[Letter]:
+    ) -> list[DeadLetter]:
         """The letters with this reason, as `Admin.letters`."""
 
-        def wanted(letter: Letter) -> Letter | None:
+        def wanted(letter: DeadLetter) -> DeadLetter | None:
             is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
             return letter if is_wanted else None
 
-        def shown(letter: Letter) -> Letter:
-            return letter.glance(self._target_of(letter), most_bytes)
+        def shown(letter: DeadLetter) -> DeadLetter:
+            return letter.shortened(self._target_of(letter), most_bytes)
 
-        return self._box().newest(wanted, limit, keep=shown)
+        return self._dead_letter_topic().newest(wanted, limit, keep=shown)
 
     def close_letters(self, places: Sequence[str], *, replay: bool) -> ClosedLetters:
         """Discard these letters, or write their requests again (`replay`); each letter once, also in concurrent runs.
@@ -48,15 +48,17 @@ class DeadLetters:
         A replay writes the request's original record to its original partition: a countdown starts
         again, and a past instant is due at once.
         """
-        box = self._box()
-        asked = frozenset(places)
-        found = box.newest(
-            lambda letter: letter if letter.place in asked else None,
-            keep=lambda letter: letter if replay and letter.place in asked else letter.about(),
+        dead_letter_topic = self._dead_letter_topic()
+        named = frozenset(places)
+        found = dead_letter_topic.newest(
+            lambda letter: letter if letter.place in named else None,
+            keep=lambda letter: (
+                letter if replay and letter.place in named else letter.without_content()
+            ),
         )
         known = {letter.place: letter for letter in found}
         left: dict[str, str] = {}
-        wanted: dict[str, Again | None] = {}
+        wanted: dict[str, ReplayRecord | None] = {}
         for place in dict.fromkeys(places):
             letter = known.get(place)
             if letter is None:
@@ -67,17 +69,17 @@ class DeadLetters:
                 left[place] = f"already {letter.became}"
             else:
                 try:
-                    wanted[place] = self._again(letter) if replay else None
+                    wanted[place] = self._replay_record(letter) if replay else None
                 except ValueError as why:
                     left[place] = str(why)
-        done = box.close_letters(wanted) if wanted else []
+        done = dead_letter_topic.close_letters(wanted) if wanted else []
         late = "just replayed or discarded by another caller"
         return ClosedLetters(done, left | {place: late for place in wanted if place not in done})
 
-    def _box(self) -> DeadLetterTopic:
-        return DeadLetterTopic(self.registry.access, self.topic, self.registry.formats)
+    def _dead_letter_topic(self) -> DeadLetterTopic:
+        return DeadLetterTopic(self.lookup.access, self.topic, self.lookup.formats)
 
-    def _again(self, letter: Letter) -> Again:
+    def _replay_record(self, letter: DeadLetter) -> ReplayRecord:
         """The record to write again. Raises ValueError for a letter that cannot be replayed."""
         if letter.reason == Reason.TOO_LATE:
             raise ValueError(
@@ -89,21 +91,21 @@ class DeadLetters:
         shard, offset = place
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
         if letter.value is not None or not is_shortened:
-            return Again(shard, letter.key, letter.value, _without_condition(letter.headers))
-        with closing(ShardJournal(shard, self.registry.access)) as journal:
+            return ReplayRecord(shard, letter.key, letter.value, _without_condition(letter.headers))
+        with closing(ShardJournal(shard, self.lookup.access)) as journal:
             record = journal.records([offset]).get(offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-        return Again(shard, record.key, record.value, _without_condition(record.headers))
+        return ReplayRecord(shard, record.key, record.value, _without_condition(record.headers))
 
-    def _target_of(self, letter: Letter) -> str | None:
+    def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""
         topic = letter.source.rpartition("/")[0]
-        if topic not in self.registry.formats:
+        if topic not in self.lookup.formats:
             return None
         record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
-        asked = self.registry.formats[topic].parse(record, letter.at_ms)
-        return asked.target if isinstance(asked, Request) else None
+        parsed = self.lookup.formats[topic].parse(record, letter.at_ms)
+        return parsed.target if isinstance(parsed, Request) else None
 
 
 def _without_condition(headers: Headers) -> Headers:

@@ -28,7 +28,7 @@ from blackbox.support.logs import NO_CLIENT_LOG
 COUNTED_FOR_S = 5.0
 FAILED_FOR_S = 1.0
 VISIBLE_WITHIN_S = 5.0
-LOOK_S = 0.02
+CHECKED_EVERY_S = 0.02
 DUE_TOGETHER = 100
 """How many entries due at the same instant are read, with their payloads, to find a carried one."""
 
@@ -100,7 +100,7 @@ class StatusLookup:
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.record(offset)
 
-    def holders(self, caller_id: str) -> list[tuple[Shard, int]]:
+    def pending_under(self, caller_id: str) -> list[tuple[Shard, int]]:
         """The pending requests under this caller id, the newest first.
 
         There can be several if partitions were added to the request topic, or if callers partition by
@@ -146,7 +146,7 @@ class StatusLookup:
             return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
         limit = limit or LookupLimit()
         pending = self.inspector.look_up(shard, offset)  # 1
-        standing = self.inspector.standing(shard, 0)
+        stats = self.inspector.shard_stats(shard, 0)
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, limit)
             own = lookup.own_record(offset)
@@ -159,18 +159,18 @@ class StatusLookup:
             bounds = journal.request_bounds()
             if known.state == "unknown" and offset >= bounds.end:
                 return known
-            _wait_for(journal, standing.positions)
-            search_from = _search_from(since, standing.positions)
-            is_read = standing.positions is not None and offset < standing.positions.requests
+            _wait_for(journal, stats.positions)
+            search_from = _search_from(since, stats.positions)
+            is_read = stats.positions is not None and offset < stats.positions.requests
             is_gone = known.state == "unknown" and offset < bounds.start
-            has_cold_tier = standing.has_cold_tier or bool(self._settings.hot_horizon_s)
+            has_cold_tier = stats.has_cold_tier or bool(self._settings.hot_horizon_s)
             may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)
             try:
                 found = self._search(lookup, own, search_from, is_gone, may_be_carried)
             except LimitReached:
                 if known.state in NO_REQUEST:
                     return known
-                return _not_found(known, limit, is_over=is_read and not may_be_carried)
+                return _limit_exceeded(known, limit, is_over=is_read and not may_be_carried)
         if isinstance(found, RequestStatus):
             return found
         if found is not None:
@@ -252,7 +252,7 @@ def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
     while not is_true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(CHECKED_EVERY_S)
     return True
 
 
@@ -274,7 +274,7 @@ def _search_from(since: Positions | None, positions: Positions | None) -> Positi
     return since if is_not_before else Positions(0, 0)
 
 
-def _not_found(known: RequestStatus, limit: LookupLimit, *, is_over: bool) -> RequestStatus:
+def _limit_exceeded(known: RequestStatus, limit: LookupLimit, *, is_over: bool) -> RequestStatus:
     """The status when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (

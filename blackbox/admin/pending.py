@@ -65,10 +65,10 @@ class PendingFilter:
         return self.target in (None, entry.target) and self.caller in (None, entry.caller)
 
 
-class Found(NamedTuple):
+class FoundPending(NamedTuple):
     """A pending request and its place in the order."""
 
-    place: Cursor
+    cursor: Cursor
     pending: Pending
 
     def status(self) -> RequestStatus:
@@ -104,12 +104,12 @@ def page(
     limit: int,
     *,
     whole: bool = False,
-) -> tuple[list[Found], Cursor | None]:
+) -> tuple[list[FoundPending], Cursor | None]:
     """At most `limit` requests after `after`, and the `after` of the next page; None: this is the last page.
 
     A page may be short or empty although more pages follow. Entries have messages only if `whole`.
     """
-    found: list[Found] = []
+    found: list[FoundPending] = []
     found_bytes = 0
     shards = sorted(shards)
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
@@ -128,7 +128,7 @@ def page(
             found_bytes += one.pending.read_bytes
         is_full = len(found) == limit or found_bytes >= MOST_BYTES
         if is_full or looked_at == MOST_LOOKED_AT:
-            return found, one.place
+            return found, one.cursor
     return found, None
 
 
@@ -138,12 +138,12 @@ def _in_shard(
     shard: Shard,
     stretches: Iterable[tuple[int, int]],
     after: Cursor | None,
-) -> Iterator[Found]:
+) -> Iterator[FoundPending]:
     for first_ms, to_ms in stretches:
         from_ms, behind = _start(shard, first_ms, after)
         while from_ms <= to_ms:
             some = listed(shard, from_ms, to_ms, behind)
-            yield from (Found(Cursor(p.at_ms, shard, offset), p) for offset, p in some)
+            yield from (FoundPending(Cursor(p.at_ms, shard, offset), p) for offset, p in some)
             if len(some) < fewest:  # there are no more
                 break
             behind, last = some[-1]

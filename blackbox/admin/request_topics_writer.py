@@ -41,31 +41,31 @@ class RequestTopicsWriter:
         self._formats = formats(settings)
         self._rules = rules(settings)
         self._lock = Lock()
-        self._askers: dict[str, RequestWriter] = {}
+        self._writers: dict[str, RequestWriter] = {}
         own = settings.kafka_settings().get("message.max.bytes", str(CLIENTS_MOST_BYTES))
         self._most_bytes = int(own) - HEADROOM_BYTES
 
-    def ask(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
+    def send(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
         """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
         topic = self._topic()
         headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
-        asked = [self.check(topic, value, headers) for value in values]
+        parsed = [self.check(topic, value, headers) for value in values]
         refused = [
             RefusedValue(number, one.reason, one.detail)
-            for number, one in enumerate(asked)
+            for number, one in enumerate(parsed)
             if isinstance(one, Invalid)
         ]
         if refused:
             return refused
-        keys = [one.caller_id for one in asked if isinstance(one, Request)]
+        keys = [one.caller_id for one in parsed if isinstance(one, Request)]
 
-        def write(asker: RequestWriter) -> list[str]:
+        def write(writer: RequestWriter) -> list[str]:
             pairs = zip(values, keys, strict=True)
-            written = [asker.ask(value, key=key, headers=headers) for value, key in pairs]
-            asker.wait_for(written)
+            written = [writer.write(value, key=key, headers=headers) for value, key in pairs]
+            writer.wait_for(written)
             return [one.id for one in written]
 
-        return self.write(topic, write)
+        return self.with_writer(topic, write)
 
     def check(self, topic: str, value: bytes, headers: Headers) -> Request | Invalid:
         """Parse and check a request as intake will, except for quotas."""
@@ -75,36 +75,36 @@ class RequestTopicsWriter:
                 f"the request has {len(value)} bytes; at most {self._most_bytes} are allowed",
             )
         now_ms = time.time_ns() // 1_000_000
-        asked = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
-        if isinstance(asked, Invalid):
-            return asked
-        if not isinstance(asked, Request):
+        parsed = self._formats[topic].parse(Record(0, now_ms, None, value, headers), now_ms)
+        if isinstance(parsed, Invalid):
+            return parsed
+        if not isinstance(parsed, Request):
             return Invalid(
                 Reason.BAD_CANCEL, "cancels are not accepted here; use DELETE /requests/{id}"
             )
-        refusal = None if self._rules is None else self._rules.rules().refusal(asked, now_ms)
-        return asked if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
+        refusal = None if self._rules is None else self._rules.rules().refusal(parsed, now_ms)
+        return parsed if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
 
-    def write(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
-        """The result of `write` with the producer of this topic. Raises NotSent."""
+    def with_writer(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
+        """The result of `write`, called with the producer of this topic. Raises NotSent."""
         if not self._lock.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
             raise NotSent(
                 "nothing was written: Kafka has not acknowledged the previous records; try again"
             )
         try:
-            if topic not in self._askers:
+            if topic not in self._writers:
                 access = kafka(self._settings, NO_CLIENT_LOG)
-                self._askers[topic] = RequestWriter(
+                self._writers[topic] = RequestWriter(
                     access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
                 )
-            return write(self._askers[topic])
+            return write(self._writers[topic])
         finally:
             self._lock.release()
 
     def close(self) -> None:
         with self._lock:
-            for asker in self._askers.values():
-                asker.close()
+            for writer in self._writers.values():
+                writer.close()
 
     def _topic(self) -> str:
         for topic, format_name in self._settings.topics.items():

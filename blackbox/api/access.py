@@ -13,15 +13,15 @@ from fastapi import Request
 from fastapi.exceptions import HTTPException
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
-TOO_LITTLE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
+INSUFFICIENT_SCOPE = {"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
 
 CLOSED = (
     "other machines can reach this address, so only health and metrics are served: set "
     "BLACKBOX_API_TOKEN (for example from `openssl rand -hex 32`), or listen on 127.0.0.1"
 )
 
-LOOKS = ("GET", "HEAD", "OPTIONS")
-OPEN = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
+READING_METHODS = ("GET", "HEAD", "OPTIONS")
+OPEN_PATHS = ("/livez", "/readyz", "/metrics", "/liveness", "/openapi.json", "/", "/docs")
 OPEN_FOLDER = "/page/"
 """Paths that need no token: probes, metrics, and pages without any data of this installation."""
 
@@ -45,13 +45,13 @@ class Access:
         Every path that is not listed as open is protected, so no route can forget the check.
         """
         path = request.scope["path"]
-        is_look = request.method in LOOKS
-        is_open = is_look and (path in OPEN or path.startswith(OPEN_FOLDER))
+        is_read = request.method in READING_METHODS
+        is_open = is_read and (path in OPEN_PATHS or path.startswith(OPEN_FOLDER))
         if self.operate_token is self.read_token is None:
             self._check_same_site(request)
             if self.is_closed and not is_open:
                 raise HTTPException(403, CLOSED)
-        if not is_look:
+        if not is_read:
             self.operate(request)
         elif not is_open:
             self.read(request)
@@ -74,8 +74,8 @@ class Access:
             if _has(request, self.operate_token):
                 return
             if self.read_token is not None and _has(request, self.read_token):
-                told = "this token permits reads only; changes need the value of BLACKBOX_API_TOKEN"
-                raise HTTPException(403, told, TOO_LITTLE)
+                why = "this token permits reads only; changes need the value of BLACKBOX_API_TOKEN"
+                raise HTTPException(403, why, INSUFFICIENT_SCOPE)
             raise _unknown("BLACKBOX_API_TOKEN")
         if not all(map(is_loopback, self.hosts)):
             hosts = ", ".join(self.hosts)

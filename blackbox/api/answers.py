@@ -10,9 +10,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blackbox.admin.changes import Cancelled
-from blackbox.admin.pending import LAST_MS, Found
+from blackbox.admin.pending import LAST_MS, FoundPending
 from blackbox.core.request_status import RequestStatus
-from blackbox.journal.dead_letter_topic import Letter
+from blackbox.journal.dead_letter_topic import DeadLetter
 
 
 class Failure(BaseModel):
@@ -102,7 +102,7 @@ class RequestState(BaseModel):
         return cls.model_validate(status, from_attributes=True)
 
     @classmethod
-    def of_pending(cls, found: Found) -> RequestState:
+    def of_pending(cls, found: FoundPending) -> RequestState:
         return cls.of(found.status())
 
 
@@ -185,10 +185,10 @@ class LetterState(BaseModel):
 
     @classmethod
     def of(
-        cls, letter: Letter, most_sent_bytes: int | None = None, *, with_record: bool = True
+        cls, letter: DeadLetter, most_sent_bytes: int | None = None, *, with_record: bool = True
     ) -> LetterState:
         """With key and value cut to so many bytes of JSON each."""
-        state = cls.model_validate(letter.about(), from_attributes=True)
+        state = cls.model_validate(letter.without_content(), from_attributes=True)
         if with_record:
             state.key, state.key_encoding = _shown(letter.key, most_sent_bytes)
             state.value, state.value_encoding = _shown(letter.value, most_sent_bytes)

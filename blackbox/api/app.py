@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from blackbox.admin.admin import Admin
 from blackbox.api import dead_letters, pages, pausing, requests, schedules, stats
 from blackbox.api.access import Access
-from blackbox.api.door import Door, refused
+from blackbox.api.door import Door, error_response
 from blackbox.api.health import Health
 from blackbox.api.pages import READS
 from blackbox.api.turns import Turns
@@ -24,7 +24,7 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.records.errors import IndexFull, RecoveryRequired
 
-FAULTS_TOLD = 10
+FAULTS_NAMED = 10
 """How many faults of one request an error names; a request can have a million."""
 
 
@@ -80,7 +80,7 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
 
     @app.exception_handler(HTTPException)
     def failed(_: Request, error: HTTPException) -> JSONResponse:
-        return refused(error)
+        return error_response(error)
 
     @app.exception_handler(ClientDisconnect)
     def gone(_: Request, error: ClientDisconnect) -> Response:
@@ -91,10 +91,10 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
         faults = error.errors()
         told = [
             f"{fault['loc'][-1] if fault['loc'] else 'body'}: {fault['msg']}"
-            for fault in faults[:FAULTS_TOLD]
+            for fault in faults[:FAULTS_NAMED]
         ]
-        if len(faults) > FAULTS_TOLD:
-            told.append(f"and {len(faults) - FAULTS_TOLD} more")
+        if len(faults) > FAULTS_NAMED:
+            told.append(f"and {len(faults) - FAULTS_NAMED} more")
         return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
 
     @app.exception_handler(RecoveryRequired)

@@ -17,12 +17,12 @@ from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES
 MOST_BYTES = 1 << 20
 """Most bytes of a body that names letters; a thousand of the longest places take a third of it."""
 
-MOST_TOLD_BYTES = 8 << 20
+MOST_ANSWER_BYTES = 8 << 20
 """Most bytes of all keys and values in one answer, as they are sent."""
 
 places_body = Depends(body_of(Places, MOST_BYTES))
-Asked = Annotated[Places, places_body]
-NAMED = body_schema(Places.model_json_schema(), "the places of the letters")
+NamedLetters = Annotated[Places, places_body]
+LETTERS_BODY = body_schema(Places.model_json_schema(), "the places of the letters")
 
 OfReason = Annotated[str | None, Query(max_length=50, description="only letters with this reason")]
 IsOpen = Annotated[bool, Query(description="false: also replayed and discarded letters")]
@@ -48,7 +48,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
         deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
         cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
         """
-        most_sent_bytes = MOST_TOLD_BYTES // (2 * limit)
+        most_sent_bytes = MOST_ANSWER_BYTES // (2 * limit)
         most_bytes = min(MOST_SHOWN_BYTES, most_sent_bytes)
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)
         is_operator = access.may_operate(request)
@@ -56,14 +56,14 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
             letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]
         )
 
-    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=NAMED)
-    def replay(asked: Asked) -> PutAwayState:
+    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=LETTERS_BODY)
+    def replay(asked: NamedLetters) -> PutAwayState:
         """Write the requests of these letters again; each letter once, however often this is called."""
         done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)
 
-    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=NAMED)
-    def discard(asked: Asked) -> PutAwayState:
+    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=LETTERS_BODY)
+    def discard(asked: NamedLetters) -> PutAwayState:
         """Mark these letters as discarded; they stay in Kafka."""
         done = admin.close_letters(asked.places, replay=False)
         return PutAwayState(done=done.done, left=done.left)

@@ -84,8 +84,8 @@ def body_schema(
     return {"requestBody": {"required": True, "content": content, "description": description}}
 
 
-ONE = body_schema(ASKED, "a request in the format countdown")
-MANY = body_schema(
+ONE_REQUEST = body_schema(ASKED, "a request in the format countdown")
+MANY_REQUESTS = body_schema(
     {"type": "string"}, "requests as for POST /requests, one per line; at most 10,000 lines", "application/x-ndjson"
 )  # fmt: skip
 NEW_DUE_TIME = body_schema(NewDueTime.model_json_schema(), "the new due time: exactly one field")

@@ -42,7 +42,7 @@ class Door:
                 self._access.check(request)
                 _check_length(request, MOST_BYTES)
             except HTTPException as refusal:
-                await refused(refusal)(scope, receive, send)
+                await error_response(refusal)(scope, receive, send)
                 return
             with closing(_Body(receive, self._held)) as body:
                 await self._app(scope, body.receive, send)
@@ -50,7 +50,7 @@ class Door:
             await self._app(scope, receive, send)
 
 
-def refused(refusal: HTTPException) -> JSONResponse:
+def error_response(refusal: HTTPException) -> JSONResponse:
     """The answer to a request that is refused or fails."""
     return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
 

@@ -35,22 +35,22 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
     @router.get("/targets/paused", dependencies=[Depends(turns.read)])
     def paused() -> PausedTargets:
         """List the paused targets, which get no messages until they are resumed."""
-        return _told(admin.paused())
+        return _answer(admin.paused())
 
     @router.post("/targets/{topic}/pause", dependencies=changes)
     def pause(topic: Topic) -> PausedTargets:
         """Stop delivery to this target within a second; requests that come due for it wait."""
-        return _told(admin.pause(topic))
+        return _answer(admin.pause(topic))
 
     @router.post("/targets/{topic}/resume", dependencies=changes)
     def resume(topic: Topic) -> PausedTargets:
         """Resume delivery to this target; requests that waited follow within a minute."""
-        return _told(admin.resume(topic))
+        return _answer(admin.resume(topic))
 
     return router
 
 
-def _told(paused: dict[str, int]) -> PausedTargets:
+def _answer(paused: dict[str, int]) -> PausedTargets:
     return PausedTargets(
         paused=[PausedTarget(topic=t, since_ms=since_ms) for t, since_ms in sorted(paused.items())]
     )

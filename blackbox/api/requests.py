@@ -28,10 +28,10 @@ from blackbox.api.answers import (
 )
 from blackbox.api.described import (
     FAILURES,
-    MANY,
+    MANY_REQUESTS,
     NEW_DUE_TIME,
     NOT_FOUND,
-    ONE,
+    ONE_REQUEST,
     UNDETERMINED,
     After,
     CallerName,
@@ -111,19 +111,19 @@ def _add_sending(router: APIRouter, admin: Admin, turns: Turns) -> None:
     asks = [whole_body, Depends(turns.change)]
 
     @router.post(
-        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE, dependencies=asks,
+        "/requests", status_code=201, response_model=Ids, openapi_extra=ONE_REQUEST, dependencies=asks,
     )  # fmt: skip
     async def ask(body: WholeBody, caller: Caller = None) -> Any:
         """Request a message; returns the request's id once Kafka has acknowledged it."""
-        return _ids_or_refusal(await run_in_threadpool(admin.ask, [body], caller))
+        return _ids_or_refusal(await run_in_threadpool(admin.send, [body], caller))
 
     @router.post(
-        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY, dependencies=asks,
+        "/requests/bulk", status_code=201, response_model=Ids, openapi_extra=MANY_REQUESTS, dependencies=asks,
     )  # fmt: skip
     async def send_many(body: WholeBody, caller: Caller = None) -> Any:
         """Request many messages; if one request is refused, none is written."""
         lines = _lines(body)
-        return _ids_or_refusal(await run_in_threadpool(admin.ask, lines, caller))
+        return _ids_or_refusal(await run_in_threadpool(admin.send, lines, caller))
 
 
 def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
@@ -206,11 +206,11 @@ def _ids_or_refusal(found: list[str] | list[RefusedValue]) -> Any:
     if not refused:
         return Ids(ids=[one for one in found if isinstance(one, str)])
     first = refused[0]
-    told = NotTaken(
+    answer = NotTaken(
         error=f"nothing was written; request {first.number}: {first.detail}",
         refused=[RefusedRequest(**asdict(one)) for one in refused],
     )
-    return JSONResponse(told.model_dump(), 422)
+    return JSONResponse(answer.model_dump(), 422)
 
 
 def _check(done: Cancelled | Rescheduled, id: str) -> None:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
-from blackbox.admin.pending import Cursor, Found, PendingFilter
+from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
 from blackbox.api.answers import Failure
 from blackbox.api.described import FAILURES
 from blackbox.api.health import Health
@@ -24,7 +24,7 @@ from blackbox.records.entry import Entry
 
 SCHEDULES_AT_ONCE = 1000
 
-Read = Callable[[Cursor | None], tuple[bytes, Cursor | None]]
+ReadPage = Callable[[Cursor | None], tuple[bytes, Cursor | None]]
 """A page of schedules as JSON behind this place, and where the next one begins."""
 
 
@@ -109,7 +109,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 
 
 async def _array(
-    turns: Turns, read: Read, text: bytes, next_: Cursor | None
+    turns: Turns, read: ReadPage, text: bytes, next_: Cursor | None
 ) -> AsyncIterator[bytes]:
     """Page after page. No turn is held, and nothing but the connection holds a page, while a client takes it."""
     before = b"["
@@ -127,7 +127,7 @@ async def _array(
     yield b"[]" if before == b"[" else b"]"
 
 
-def _schedules(found: Iterable[Found]) -> Iterator[bytes]:
+def _schedules(found: Iterable[FoundPending]) -> Iterator[bytes]:
     for place, pending in found:
         if pending.entry is not None and pending.entry.reason is None:
             yield orjson.dumps(_schedule(place.shard.topic, pending.entry))

@@ -13,7 +13,7 @@ from blackbox.cli.change import cancel, reschedule
 from blackbox.cli.check import check
 from blackbox.cli.dead_letters import letters
 from blackbox.cli.demo import demo
-from blackbox.cli.error_exit import explained
+from blackbox.cli.error_exit import failures_explained
 from blackbox.cli.ledger import ledger
 from blackbox.cli.load import load
 from blackbox.cli.pausing import pause, resume
@@ -30,7 +30,7 @@ class PlainErrors(TyperGroup):
     """Ends expected failures with clear lines on stderr instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        with explained():
+        with failures_explained():
             return super().invoke(ctx)
 
 

@@ -34,11 +34,11 @@ def cancel(id: Id, json: AsJson = False) -> None:
     with closing(Admin(load_silenced())) as admin:
         done = admin.cancel(id)
     what = "" if done.request is None else done.request.source
-    told = {
+    texts = {
         "cancelled": f"cancelled {what}",
         "asked": f"wrote a cancel of {what}; the service has not read it yet",
     }
-    _report(done, "cancelled", told, id, json=json)
+    _report(done, "cancelled", texts, id, json=json)
     if not json:
         for other in done.others:
             typer.echo(printable(f"also under this id: {other.source}: {other.state}"))
@@ -63,26 +63,26 @@ def reschedule(
     except ValueError as error:
         raise BadUsage(str(error)) from None
     what = "" if done.request is None else done.request.id
-    told = {
+    texts = {
         "rescheduled": what,
         "asked": f"wrote {what}; the service has not read it yet",
     }
-    _report(done, "rescheduled", told, id, json=json)
+    _report(done, "rescheduled", texts, id, json=json)
     if done.outcome != "rescheduled":
         raise typer.Exit(FAILED)
 
 
 def _report(
-    done: Cancelled | Rescheduled, wanted: str, told: dict[str, str], id: str, *, json: bool
+    done: Cancelled | Rescheduled, done_word: str, texts: dict[str, str], id: str, *, json: bool
 ) -> None:
-    """Print the outcome; `told` has the command's own texts for some outcomes."""
+    """Print the outcome; `texts` has the command's own texts for some outcomes."""
     if json:
         typer.echo(as_json(asdict(done)))
     elif done.request is None:
         typer.echo(printable(f"{id}: no request has this id, and none is pending under it"))
     else:
-        told["too-late"] = f"too late: {done.request.source} is {done.request.state}"
+        texts["too-late"] = f"too late: {done.request.source} is {done.request.state}"
         if done.request.state == "ended" and done.request.detail is not None:
-            told["too-late"] += f": {done.request.detail}"
-        told["undetermined"] = f"not {wanted}: {done.request.detail}"
-        typer.echo(printable(told[done.outcome]))
+            texts["too-late"] += f": {done.request.detail}"
+        texts["undetermined"] = f"not {done_word}: {done.request.detail}"
+        typer.echo(printable(texts[done.outcome]))

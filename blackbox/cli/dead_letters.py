@@ -14,7 +14,7 @@ from blackbox.admin.dead_letters import ClosedLetters
 from blackbox.api.answers import LetterState
 from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, printable
-from blackbox.journal.dead_letter_topic import Letter
+from blackbox.journal.dead_letter_topic import DeadLetter
 
 Places = Annotated[
     list[str] | None,
@@ -47,11 +47,11 @@ def letters(
             _list(admin.letters(reason, is_open=not all_), json)
 
 
-def _list(found: Sequence[Letter], json: bool) -> None:
+def _list(found: Sequence[DeadLetter], json: bool) -> None:
     for letter in found:
         if json:
-            told = LetterState.of(letter).model_dump(exclude_none=True)
-            typer.echo(as_json(told))
+            state = LetterState.of(letter).model_dump(exclude_none=True)
+            typer.echo(as_json(state))
             continue
         became = f" ({letter.became})" if letter.became else ""
         typer.echo(printable(f"{letter.place}  {instant(letter.at_ms)}  {letter.reason}{became}"))

@@ -31,7 +31,7 @@ class BadUsage(Exception):
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def failures_explained() -> Iterator[None]:
     """Turn expected failures into error lines and an exit code."""
     try:
         yield

@@ -41,9 +41,9 @@ def pending(
     """List pending requests, the soonest first, without the cold tier; reads only."""
     settings = load_silenced()
     to_ms = None if within is None else int((time.time() + within) * 1000)
-    wanted = PendingFilter(to_ms=to_ms, target=target, caller=caller)
+    matching = PendingFilter(to_ms=to_ms, target=target, caller=caller)
     with closing(Admin(settings)) as admin:
-        each = admin.each(settings.topics, wanted, min(limit, PAGE))
+        each = admin.all_pending(settings.topics, matching, min(limit, PAGE))
         found = list(islice(each, limit))
     states = [RequestState.of_pending(one) for one in found]
     if json:

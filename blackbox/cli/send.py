@@ -71,7 +71,7 @@ def send(
         raise BadUsage(f"an argument cannot be sent as JSON: {error}; use UTF-8") from None
     _refuse_invalid(value, settings)
     with _client(settings, caller, request_topic) as client:
-        typer.echo(client.ask(value, key=id).id)
+        typer.echo(client.write(value, key=id).id)
 
 
 def _from_stdin() -> str:
@@ -93,7 +93,7 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
         request_topic=chosen_topic(request_topic, settings),
         kafka_settings=access.settings,
     )
-    client.reach()
+    client.check_topic()
     return client
 
 
@@ -107,6 +107,6 @@ def _header(text: str) -> tuple[str, str]:
 def _refuse_invalid(value: bytes, settings: Settings) -> None:
     format = make_format(WRITE_FORMAT, Options(settings.max_countdown_s, settings.is_own_topic))
     now_ms = time.time_ns() // 1_000_000
-    asked = format.parse(Record(0, now_ms, None, value, []), now_ms)
-    if isinstance(asked, Invalid):
-        raise BadUsage(f"not sent, {asked.reason}: {asked.detail}")
+    parsed = format.parse(Record(0, now_ms, None, value, []), now_ms)
+    if isinstance(parsed, Invalid):
+        raise BadUsage(f"not sent, {parsed.reason}: {parsed.detail}")

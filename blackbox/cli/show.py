@@ -32,9 +32,9 @@ def show(
     Exits with 1 when there is no such request, or its state was not found in time.
     """
     settings = load_silenced()
-    with closing(StatusLookup(settings)) as registry:
-        registry.count_partitions()
-        statuses = _statuses(id, registry, list(settings.topics))
+    with closing(StatusLookup(settings)) as lookup:
+        lookup.count_partitions()
+        statuses = _statuses(id, lookup, list(settings.topics))
     for status in statuses:
         typer.echo(as_json(_as_json(status)) if json else _as_text(status))
     if all(status.state in NOT_FOUND for status in statuses):
@@ -43,19 +43,19 @@ def show(
         raise typer.Exit(FAILED)
 
 
-def _statuses(text: str, registry: StatusLookup, topics: list[str]) -> list[RequestStatus]:
+def _statuses(text: str, lookup: StatusLookup, topics: list[str]) -> list[RequestStatus]:
     """The statuses of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
         # A member of the index does not name its shard.
-        everywhere = (registry.status(shard, int(text, 16)) for shard in registry.shards())
+        everywhere = (lookup.status(shard, int(text, 16)) for shard in lookup.shards())
         return [status for status in everywhere if status.state != "unknown"]
     try:
         places = [_place(text, topics)]
     except BadUsage as usage:
-        places = registry.holders(text)
+        places = lookup.pending_under(text)
         if not places:
             raise error_exit(str(usage)) from None
-    return [registry.status(*place) for place in places]
+    return [lookup.status(*place) for place in places]
 
 
 def _place(text: str, topics: list[str]) -> tuple[Shard, int]:

@@ -93,7 +93,7 @@ def _status(
         requests_end = journal.request_bounds().end
         receipts_end = journal.receipt_bounds().end if has_receipts else 0
     now_ms = clock.earliest_ms()
-    standing = inspector.standing(shard, now_ms)
+    standing = inspector.shard_stats(shard, now_ms)
     oldest_ms, next_ms = standing.oldest_due_ms, standing.next_due_ms
     requests_position = standing.positions.requests if standing.positions else None
     return ShardStatus(

@@ -38,13 +38,13 @@ def load_silenced() -> Settings:
     return settings
 
 
-def chosen_topic(asked: str | None, settings: Settings) -> str:
+def chosen_topic(request_topic: str | None, settings: Settings) -> str:
     """The given request topic, or the first with the format `countdown`.
 
     Raises BadUsage when there is none, or the given one has another format.
     """
     topics = settings.topics
-    if asked is None:
+    if request_topic is None:
         for topic, format_name in topics.items():
             if format_name == WRITE_FORMAT:
                 return topic
@@ -52,12 +52,12 @@ def chosen_topic(asked: str | None, settings: Settings) -> str:
             f"BLACKBOX_REQUEST_TOPICS={settings.request_topics}: none has the format {WRITE_FORMAT}, "
             "the only one that commands can write"
         )
-    if topics.get(asked, WRITE_FORMAT) != WRITE_FORMAT:
+    if topics.get(request_topic, WRITE_FORMAT) != WRITE_FORMAT:
         raise BadUsage(
-            f"--request-topic {asked!r}: its format is {topics[asked]}; commands can write "
+            f"--request-topic {request_topic!r}: its format is {topics[request_topic]}; commands can write "
             f"{WRITE_FORMAT} only"
         )
-    return asked
+    return request_topic
 
 
 def typed_instant(at: str | None) -> str | int | None:

@@ -16,7 +16,7 @@ from blackbox.client.state_reader import State, StateReader
 from blackbox.core.journal_search import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
-POLL_S = 0.002
+ACKNOWLEDGEMENTS_POLLED_EVERY_S = 0.002
 
 
 class TooLate(Exception):
@@ -45,7 +45,7 @@ class Later(NamedTuple):
     timezone: str | None = None
 
 
-class _Caller:
+class _BaseClient:
     """What the synchronous and the asynchronous client share."""
 
     def __init__(
@@ -56,23 +56,23 @@ class _Caller:
         request_topic: str = "TB",
         kafka_settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._asker = RequestWriter(
+        self._writer = RequestWriter(
             bootstrap_servers,
             caller=caller,
             request_topic=request_topic,
             kafka_settings=kafka_settings,
         )
-        self._reader = StateReader(self._asker.access, request_topic)
+        self._reader = StateReader(self._writer.access, request_topic)
 
     def _write_replacement(
         self, id: str, found: tuple[Shard, ReplacementRecord] | None
     ) -> PendingWrite:
         if found is None:
             raise TooLate(f"{id} is no longer pending; get(id) returns its state")
-        return self._asker.write_replacement(*found)
+        return self._writer.write_replacement(*found)
 
 
-class Client(_Caller):
+class Client(_BaseClient):
     """Writes requests in the format `countdown` to `request_topic`. Use it from one thread only.
 
     with Client("localhost:9092", caller="orders") as client:
@@ -108,7 +108,7 @@ class Client(_Caller):
         A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them;
         others may have been accepted.
         """
-        return self._ids([_ask(self._asker, Later(*message)) for message in messages])
+        return self._ids([_write(self._writer, Later(*message)) for message in messages])
 
     def cancel(self, id: str) -> str:
         """Write a cancel of the pending request with this id; it may come too late.
@@ -117,7 +117,7 @@ class Client(_Caller):
         one cancel record goes to every partition of the request topic. Returns the id of the first
         cancel record once Kafka has acknowledged all of them. Raises NotSent.
         """
-        return self._ids(self._asker.write_cancel(id))[0]
+        return self._ids(self._writer.write_cancel(id))[0]
 
     def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
@@ -140,19 +140,19 @@ class Client(_Caller):
         """
         return self._reader.get(id, timeout_s)
 
-    def _ids(self, asked: list[PendingWrite]) -> list[str]:
-        self._asker.wait_for(asked)
-        return [one.id for one in asked]
+    def _ids(self, writes: list[PendingWrite]) -> list[str]:
+        self._writer.wait_for(writes)
+        return [one.id for one in writes]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._asker.close()
+        self._writer.close()
         self._reader.close()
 
 
-class AsyncClient(_Caller):
+class AsyncClient(_BaseClient):
     """`Client` for the coroutines of one event loop.
 
     async with AsyncClient("localhost:9092", caller="orders") as client:
@@ -162,7 +162,7 @@ class AsyncClient(_Caller):
     _polling: asyncio.Task[None] | None = None
 
     @cached_property
-    def _looking(self) -> asyncio.Lock:
+    def _lookup_lock(self) -> asyncio.Lock:
         return asyncio.Lock()
 
     async def send_later(
@@ -186,33 +186,33 @@ class AsyncClient(_Caller):
 
     async def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
         """As `Client.send_many`."""
-        return await self._ids([_ask(self._asker, Later(*message)) for message in messages])
+        return await self._ids([_write(self._writer, Later(*message)) for message in messages])
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
-        await asyncio.to_thread(self._asker.partitions)  # may wait for Kafka
-        return (await self._ids(self._asker.write_cancel(id)))[0]
+        await asyncio.to_thread(self._writer.partitions)  # may wait for Kafka
+        return (await self._ids(self._writer.write_cancel(id)))[0]
 
     async def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
         """As `Client.reschedule`."""
-        async with self._looking:
+        async with self._lookup_lock:
             found = await asyncio.to_thread(self._reader.replacement, id, when, timeout_s)
         [new_id] = await self._ids([self._write_replacement(id, found)])
         return new_id
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """As `Client.get`; reads in a thread, one request at a time."""
-        async with self._looking:
+        async with self._lookup_lock:
             return await asyncio.to_thread(self._reader.get, id, timeout_s)
 
-    async def _ids(self, asked: list[PendingWrite]) -> list[str]:
+    async def _ids(self, writes: list[PendingWrite]) -> list[str]:
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
-                while not all(one.is_settled for one in asked):
+                while not all(one.is_settled for one in writes):
                     await self._next_poll()
-        return [request_id(*one.place_if_known) for one in asked]
+        return [request_id(*one.place_if_known) for one in writes]
 
     async def _next_poll(self) -> None:
         """Wait for the next poll, which all waiting coroutines share."""
@@ -221,18 +221,18 @@ class AsyncClient(_Caller):
         await asyncio.shield(self._polling)
 
     async def _poll(self) -> None:
-        await asyncio.sleep(POLL_S)
-        self._asker.poll()
+        await asyncio.sleep(ACKNOWLEDGEMENTS_POLLED_EVERY_S)
+        self._writer.poll()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._asker.close()
+        self._writer.close()
         await asyncio.to_thread(self._reader.close)
 
 
-def _ask(asker: RequestWriter, message: Later) -> PendingWrite:
+def _write(writer: RequestWriter, message: Later) -> PendingWrite:
     when, expires_after = message.when, message.expires_after
     value = request_value(
         message.topic,
@@ -247,4 +247,4 @@ def _ask(asker: RequestWriter, message: Later) -> PendingWrite:
         cron=message.cron,
         timezone=message.timezone,
     )
-    return asker.ask(value, key=message.id)
+    return writer.write(value, key=message.id)

@@ -46,14 +46,14 @@ def request_value(
         "cron": cron,
         "timezone": timezone,
     }
-    asked: dict[str, Any] = {"topic": topic, "message": message}
+    value: dict[str, Any] = {"topic": topic, "message": message}
     if isinstance(message, bytes):
-        asked |= {"message": b64encode(message).decode(), "encoding": "base64"}
+        value |= {"message": b64encode(message).decode(), "encoding": "base64"}
     if isinstance(key, bytes):
-        asked |= _key(key)
+        value |= _key(key)
     elif key is not None:
-        asked["key"] = key
-    return orjson.dumps(asked | {name: v for name, v in optional.items() if v is not None})
+        value["key"] = key
+    return orjson.dumps(value | {name: v for name, v in optional.items() if v is not None})
 
 
 def cancel_value(id: str) -> bytes:

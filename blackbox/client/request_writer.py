@@ -107,7 +107,7 @@ class RequestWriter:
         self._partitions = 0
         self._counted_s = -math.inf
 
-    def reach(self) -> None:
+    def check_topic(self) -> None:
         """Check that the request topic exists. Raises NotSent, after about 5 s when no broker answers."""
         servers = self.access.bootstrap_servers
         try:
@@ -125,7 +125,7 @@ class RequestWriter:
                 "blackbox once to create it, or name another topic"
             )
 
-    def ask(
+    def write(
         self,
         value: bytes | None,
         *,
@@ -137,12 +137,12 @@ class RequestWriter:
 
         The key chooses the partition, unless `partition` is given.
         """
-        asked = PendingWrite(self._wait_for)
+        pending = PendingWrite(self._wait_for)
 
         def settle(error: KafkaError | None, message: Message) -> None:
-            asked.settle(error, message)
-            if asked.failure is not None:
-                self._first_refusal = self._first_refusal if self._refused else asked.failure
+            pending.settle(error, message)
+            if pending.failure is not None:
+                self._first_refusal = self._first_refusal if self._refused else pending.failure
                 self._refused += 1
 
         all_headers = [*self._own_headers, *headers]
@@ -151,7 +151,7 @@ class RequestWriter:
         except KafkaException as error:
             raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
         self.poll()
-        return asked
+        return pending
 
     def write_cancel(self, id: str) -> list[PendingWrite]:
         """Write a cancel of the pending request with this id, or of all pending ones under this caller id.
@@ -164,11 +164,11 @@ class RequestWriter:
             shard, _ = locate(id, [self.request_topic])
         except ValueError:
             value, count = cancel_value(id), self.partitions()
-            first = self.ask(value, key=id)
+            first = self.write(value, key=id)
             others = range(count) if count > 1 else ()
-            return [first, *(self.ask(value, key=id, partition=other) for other in others)]
+            return [first, *(self.write(value, key=id, partition=other) for other in others)]
         headers = [(CANCEL_HEADER, id.encode())]
-        return [self.ask(None, headers=headers, partition=shard.partition)]
+        return [self.write(None, headers=headers, partition=shard.partition)]
 
     def partitions(self) -> int:
         """How many the request topic has, up to `COUNTED_FOR_S` ago; 0 if it does not exist. Raises NotSent."""
@@ -192,21 +192,21 @@ class RequestWriter:
         headers = [
             one for one in record.headers if not self._own_headers or one[0] != CALLER_HEADER
         ]
-        return self.ask(record.value, key=record.key, headers=headers, partition=shard.partition)
+        return self.write(record.value, key=record.key, headers=headers, partition=shard.partition)
 
     def poll(self) -> None:
         """Process the acknowledgements that have arrived, without waiting."""
         self._producer.poll(0)
 
-    def wait_for(self, asked: Sequence[PendingWrite]) -> None:
+    def wait_for(self, writes: Sequence[PendingWrite]) -> None:
         """Wait until Kafka has acknowledged these only. Raises NotSent on a timeout, or if one was refused."""
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
-        for one in asked:
+        for one in writes:
             self._poll_for(one, deadline)
-        left = sum(not one.is_settled for one in asked)
+        left = sum(not one.is_settled for one in writes)
         if left:
             raise self._unacknowledged(left, ACKNOWLEDGED_WITHIN_S)
-        failures = [one.failure for one in asked if one.failure is not None]
+        failures = [one.failure for one in writes if one.failure is not None]
         if failures:
             raise _refusal(len(failures), failures[0])
 
@@ -242,11 +242,11 @@ class RequestWriter:
         with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
             self._producer.flush(CLOSED_WITHIN_S)
 
-    def _wait_for(self, asked: PendingWrite) -> None:
-        self._poll_for(asked, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
+    def _wait_for(self, pending: PendingWrite) -> None:
+        self._poll_for(pending, time.monotonic() + ACKNOWLEDGED_WITHIN_S)
 
-    def _poll_for(self, asked: PendingWrite, deadline: float) -> None:
-        while not asked.is_settled and time.monotonic() < deadline:
+    def _poll_for(self, pending: PendingWrite, deadline: float) -> None:
+        while not pending.is_settled and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
 
 

@@ -17,7 +17,7 @@ from blackbox.records.request import Headers, Shard
 ATTEMPT = "retry-attempt"
 ORIGINAL_TIMESTAMP = "retry-original-timestamp"
 SCHEDULE_ID = "scheduler-key"
-_OF_A_DELIVERY = ("scheduler-", "blackbox-")
+_DELIVERY_HEADERS = ("scheduler-", "blackbox-")
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
@@ -82,8 +82,8 @@ class Retry:
         headers = cast(Headers, message.headers() or [])
         attempt = (_number(headers, ATTEMPT) or 0) + 1
         if attempt > self.attempts:
-            told = f"{shard.source(offset)} has used {attempt - 1} of {self.attempts} attempts"
-            raise Exhausted(f"{told}; write it to your own dead-letter topic")
+            used_up = f"{shard.source(offset)} has used {attempt - 1} of {self.attempts} attempts"
+            raise Exhausted(f"{used_up}; write it to your own dead-letter topic")
         now_s = time.time() if now_s is None else now_s
         epoch_s = math.ceil(now_s + self.delay(attempt).total_seconds())
         original_s = _number(headers, ORIGINAL_TIMESTAMP) if attempt > 1 else None
@@ -121,7 +121,7 @@ def _own(headers: Headers) -> Headers:
     return [
         (name, held)
         for name, held in headers
-        if not name.startswith(_OF_A_DELIVERY) and name not in (ATTEMPT, ORIGINAL_TIMESTAMP)
+        if not name.startswith(_DELIVERY_HEADERS) and name not in (ATTEMPT, ORIGINAL_TIMESTAMP)
     ]
 
 

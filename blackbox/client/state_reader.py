@@ -24,7 +24,7 @@ from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.errors import NotAllowed, RecoveryRequired
 from blackbox.records.request import Shard, locate, request_id
 
-FETCHED_AHEAD = 1_000
+PREFETCHED = 1_000
 LONGEST_COUNTDOWN_S = 315_360_000
 """No service accepts a longer countdown; a service's own limit may be lower, and only receipts show it."""
 
@@ -71,7 +71,7 @@ class StateReader:
         self._access = access
         self._topic = request_topic
         self._format = Countdown(Options(LONGEST_COUNTDOWN_S, own_topics=lambda name: False))
-        self._reader = PartitionReader(access, ahead=FETCHED_AHEAD)
+        self._reader = PartitionReader(access, prefetched=PREFETCHED)
         self._partitions: dict[str, int] = {}
         self._lock = Lock()
 

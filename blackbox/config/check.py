@@ -72,12 +72,12 @@ def _server_findings(redis: RedisNode, *, is_node: bool) -> Iterator[Finding]:
     yield from clock_findings(clock.skew_ms())
     what = "its version, maxmemory-policy, maxmemory and appendonly"
     try:
-        told = redis.info("server") | redis.info("memory") | redis.info("persistence")
-        if told.get("redis_mode") == "cluster" and not is_node:
+        info = redis.info("server") | redis.info("memory") | redis.info("persistence")
+        if info.get("redis_mode") == "cluster" and not is_node:
             yield finding("one_node")
-        yield from info_findings(told)
+        yield from info_findings(info)
         what = "aof-load-truncated"
-        if told.get("aof_enabled") and redis.config(what) != "no":
+        if info.get("aof_enabled") and redis.config(what) != "no":
             yield finding("torn_aof")
     except NotAnswered as why:
         yield finding("redis_silent", why=why, what=what)
@@ -88,20 +88,20 @@ def clock_findings(skew_ms: int) -> Iterator[Finding]:
         yield finding("clocks", skew_ms=abs(skew_ms))
 
 
-def info_findings(told: Mapping[str, Any]) -> Iterator[Finding]:
+def info_findings(info: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings in Redis' INFO; a missing field is a warning."""
     for field in ("redis_version", "maxmemory_policy", "maxmemory", "aof_enabled"):
-        if field not in told:
+        if field not in info:
             yield finding("redis_silent", why=f"Redis' INFO has no {field}", what=field)
-    version = str(told.get("redis_version", "6.2"))
+    version = str(info.get("redis_version", "6.2"))
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMUM_REDIS:
         yield finding("old_redis", version=version)
-    policy = told.get("maxmemory_policy", "noeviction")
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield finding("eviction", policy=policy)
-    if told.get("aof_enabled", 1) == 0:
+    if info.get("aof_enabled", 1) == 0:
         yield finding("no_aof")
-    if told.get("maxmemory", 1) == 0:
+    if info.get("maxmemory", 1) == 0:
         yield finding("no_limit")
 
 
@@ -109,10 +109,10 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
     requests = list(settings.topics)
     ours = [*requests, *map(receipts_topic, requests), settings.dead_letter_topic]
     described = topics.describe(ours)
-    told: dict[str, TopicSettings] = {}
+    known_settings: dict[str, TopicSettings] = {}
     for topic, found in described.items():
         if isinstance(found.settings, TopicSettings):
-            told[topic] = found.settings
+            known_settings[topic] = found.settings
         else:
             what = "anything" if found.partitions is None else "the settings"
             yield finding("kafka_silent", topic=topic, what=what, why=found.settings)
@@ -120,9 +120,9 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
         is_schedule = topic in settings.schedule_topics
         yield from _partition_findings(topic, described)
         yield from journal_findings(
-            topic, told, settings.needed_retention_ms(topic), is_schedule=is_schedule
+            topic, known_settings, settings.needed_retention_ms(topic), is_schedule=is_schedule
         )
-    letters = told.get(settings.dead_letter_topic)
+    letters = known_settings.get(settings.dead_letter_topic)
     if letters is not None and _is_compacted(letters):
         yield finding(
             "compacted_letters", topic=settings.dead_letter_topic, policy=letters.cleanup_policy
@@ -144,23 +144,23 @@ def _partition_findings(topic: str, described: Mapping[str, Described]) -> Itera
 
 
 def journal_findings(
-    topic: str, told: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
+    topic: str, settings: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
     """The findings in the settings of a request topic and its receipts, as far as they are known.
 
     A topic of schedules may be compacted, as a later schedule ends an earlier one of the same key; and
     its due times are not countdowns.
     """
-    requests, receipts = told.get(topic), told.get(receipts_topic(topic))
+    requests, receipts = settings.get(topic), settings.get(receipts_topic(topic))
     if requests is not None:
         yield from _retention_findings(topic, requests, "short_requests", needed_ms, is_schedule)
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield finding("create_time", topic=topic, type=requests.timestamp_type)
     if receipts is not None:
-        name, stamped_by = receipts_topic(topic), receipts.timestamp_type
+        name, timestamp_type = receipts_topic(topic), receipts.timestamp_type
         yield from _retention_findings(name, receipts, "short_receipts", FOR_EVER)
-        if stamped_by != "LogAppendTime":
-            yield finding("unstamped_receipts", topic=name, type=stamped_by)
+        if timestamp_type != "LogAppendTime":
+            yield finding("unstamped_receipts", topic=name, type=timestamp_type)
 
 
 def _retention_findings(

@@ -104,7 +104,7 @@ def pace(settings: Settings) -> TargetRates | None:
 
 def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
     """Raise Shortened if Kafka has another record where `tail` was read, JournalLost if it does not answer."""
-    with closing(ShardJournal(shard, access, ahead=1)) as journal:
+    with closing(ShardJournal(shard, access, prefetched=1)) as journal:
         if is_another(journal, tail):
             raise replaced(shard, tail)
 

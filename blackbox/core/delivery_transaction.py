@@ -171,7 +171,7 @@ class DeliveryTransaction:
         arrived = {offset for pairs in self._places.values() for offset, _ in pairs}
         arrived |= self.dead.keys()
         waiting = {o: e.target for o, e in self.ready.items() if o not in arrived}
-        refusals = self._triage.reported_unavailable(set(waiting.values()), anew=True)
+        refusals = self._triage.reported_unavailable(set(waiting.values()), refresh=True)
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
     def _take_back(self, suspects: dict[int, Refusal]) -> None:

@@ -13,7 +13,7 @@ from blackbox.core.due_batch import DueBatch
 from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Index, Writer
-from blackbox.core.rate_limit import give_back, hold_back
+from blackbox.core.rate_limit import defer_over_rate, give_back
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
@@ -65,10 +65,10 @@ class Dispatch:
     _known: int = 0
     _recorded: int = 0
     _recorded_ms: int = 0
-    _ahead: tuple[Dispatched, DueBatch] | None = None
+    _next: tuple[Dispatched, DueBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
-    _came_out: bool = False
+    _has_released: bool = False
     _doubtful: Doubtful = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,21 +97,21 @@ class Dispatch:
         self.done = Dispatched()
         self._known = self.index.positions.requests
         if self.index.removed != self._removed:
-            self._ahead = None  # something in it may have been cancelled or replaced since
-        did, batch = self._ahead or self._read(now_ms)  # D1
-        self._ahead = None
-        if self._doubtful.claims and now_ms >= self._doubtful.again_ms:
-            self._doubtful.look(now_ms, self._known)
+            self._next = None  # something in it may have been cancelled or replaced since
+        did, batch = self._next or self._read(now_ms)  # D1
+        self._next = None
+        if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:
+            self._doubtful.check(now_ms, self._known)
             did, batch = self._read(now_ms)
         self.done = did
         pace = self.triage.pace
-        later = {} if pace is None else hold_back(batch, pace, now_ms)
+        later = {} if pace is None else defer_over_rate(batch, pace, now_ms)
         try:
             if batch.ready or batch.dead:
                 # no read-ahead while a parked backlog comes out: it is stored apart from what is due
-                goes_on = did.is_full and not batch.alone and not self._came_out
-                goes_on = goes_on and not self._release()
-                self._deliver(batch, did, now_ms, goes_on=goes_on)
+                reads_ahead = did.is_full and not batch.alone and not self._has_released
+                reads_ahead = reads_ahead and not self._release()
+                self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
             else:
                 self._defer(batch.deferred, did, now_ms)
                 self._write_receipt_alone(now_ms)
@@ -128,8 +128,8 @@ class Dispatch:
     def _write_receipt_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
         is_late = now_ms - self._recorded_ms >= RECEIPT_AFTER_MS
-        is_news = self.triage.pace is not None and self._known > self._recorded and is_late
-        if is_news or self.is_clock_outdated():
+        has_judged_more = self.triage.pace is not None and self._known > self._recorded and is_late
+        if has_judged_more or self.is_clock_outdated():
             self.writer.begin()
             position = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
             self.index.settle({}, position)
@@ -138,7 +138,7 @@ class Dispatch:
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
         due = self.index.due(now_ms, self.batch_limit, release=self._release())
-        return self._looked(due, now_ms)
+        return self._triaged(due, now_ms)
 
     def _release(self) -> Collection[str]:
         """The targets whose parked entries come out; none before the first look has shown what is paused."""
@@ -156,14 +156,14 @@ class Dispatch:
             parked={**before.parked, **due.parked},  # `before.parked` is not in Redis yet
             backlogs=due.backlogs.union(before.parked.values()),
         )
-        return self._looked(due, now_ms)
+        return self._triaged(due, now_ms)
 
-    def _looked(self, due: DueEntries, now_ms: int) -> tuple[Dispatched, DueBatch]:
-        is_news = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
-        self._paused, self._came_out = due.paused, bool(due.released)
+    def _triaged(self, due: DueEntries, now_ms: int) -> tuple[Dispatched, DueBatch]:
+        was_resumed = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
+        self._paused, self._has_released = due.paused, bool(due.released)
         self._doubtful.claims = due.doubtful
         did = Dispatched(
-            is_full=due.is_full or is_news,
+            is_full=due.is_full or was_resumed,
             next_due_ms=due.next_due_ms,
             oldest_ms=due.oldest_ms,
             pending=due.pending,
@@ -172,7 +172,7 @@ class Dispatch:
         return did, self.triage.sort(due, now_ms) if due.entries else DueBatch()
 
     def _deliver(
-        self, batch: DueBatch, did: Dispatched, now_ms: int, *, goes_on: bool = False
+        self, batch: DueBatch, did: Dispatched, now_ms: int, *, reads_ahead: bool = False
     ) -> None:
         self._prepare_follow_ups(batch)
         if not self._mark_in_flight(batch):
@@ -187,8 +187,8 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 return
             delivery.send_follow_ups()
-            if goes_on:
-                self._ahead = self._read_ahead(now_ms, batch)
+            if reads_ahead:
+                self._next = self._read_ahead(now_ms, batch)
             failed = delivery.flush()
             delivery.check_follow_ups()
         except Refused as refused:
@@ -218,7 +218,7 @@ class Dispatch:
         did.dead.update([entry.reason or "" for entry in dead.values()])
         _count_postponed(did, batch.deferred)
         if failed:
-            self._ahead = None  # what is postponed may have to go before it
+            self._next = None  # what is postponed may have to go before it
             self._postpone(sent, failed, did, now_ms, delivery.apart)
 
     def _wait_for_kafka(
@@ -226,7 +226,7 @@ class Dispatch:
     ) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
-        self._ahead = None
+        self._next = None
         self.index.mark_in_flight((), self._removed)
         self._defer(batch.deferred, did, now_ms)
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
@@ -245,7 +245,7 @@ class Dispatch:
     def _prepare_follow_ups(self, batch: DueBatch) -> None:
         follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
         if follow_ups.has_some(ended.values()):
-            follow_ups.look_ahead(self._known, ended)
+            follow_ups.read_backlog(self._known, ended)
 
     def _postpone(
         self,

@@ -18,16 +18,16 @@ FIRST_PAUSE_MS, MOST_PAUSE_MS = 500, 10_000
 
 @dataclass(slots=True)
 class Doubtful:
-    """What could not be checked when the shard was opened. It is checked again from `again_ms` on."""
+    """What could not be checked when the shard was opened. It is checked again from `check_at_ms` on."""
 
     index: Index
     writer: Writer
     journal: Journal
     claims: Mapping[int, Claim] = field(default_factory=dict)
-    again_ms: int = 0
-    _looks: int = 0
+    check_at_ms: int = 0
+    _checks: int = 0
 
-    def look(self, now_ms: int, known: int) -> None:
+    def check(self, now_ms: int, known: int) -> None:
         """Settle the requests whose messages can be read now, and release those without one.
 
         `known` is the position `requests` of the index. Raises RecoveryRequired.
@@ -42,11 +42,13 @@ class Doubtful:
                 self.index.shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
         if found or missing:
-            untrue = sorted(claim.offset for claim in missing)
+            not_delivered = sorted(claim.offset for claim in missing)
             self.writer.begin()
-            position = self.writer.commit(replace(confirmation(found, now_ms, known), void=untrue))
-            unwanted = self.index.end_doubt(untrue)
-            settle(self.index, [*(claim.offset for claim in found), *unwanted], position)
+            position = self.writer.commit(
+                replace(confirmation(found, now_ms, known), void=not_delivered)
+            )
+            ended_in_doubt = self.index.end_doubt(not_delivered)
+            settle(self.index, [*(claim.offset for claim in found), *ended_in_doubt], position)
         self.claims = self.index.doubtful
-        looks = self._looks = 0 if found or missing else self._looks + 1
-        self.again_ms = now_ms + min(FIRST_PAUSE_MS << min(looks, 5), MOST_PAUSE_MS)
+        checks = self._checks = 0 if found or missing else self._checks + 1
+        self.check_at_ms = now_ms + min(FIRST_PAUSE_MS << min(checks, 5), MOST_PAUSE_MS)

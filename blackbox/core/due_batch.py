@@ -15,12 +15,12 @@ from blackbox.records.request import MAY_COME_BACK, Reason
 FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_SPREAD_MS = 50
-REFRESH_MS = 900_000
+PAYLOAD_REWRITTEN_EVERY_MS = 900_000
 DOUBTFUL_LATER_MS = 5_000
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
 """Bytes (or one larger record) and offsets to read from Kafka for the dead letters of one transaction."""
 
-OF_A_TOPIC = MAY_COME_BACK - {Reason.BROKER_ERROR}
+TOPIC_WIDE_REASONS = MAY_COME_BACK - {Reason.BROKER_ERROR}
 """Refusals of whatever is sent there. Any other is given to each record of a batch, for the fault of one."""
 
 QUEUED = "waiting behind earlier messages for the same target"
@@ -105,8 +105,12 @@ class DueBatch:
         if entry.reason is None:
             later = later._replace(detail=detail)
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
-        goes_on = reason == Reason.UNREACHABLE and entry.detail == later.detail
-        if goes_on and wait_ms == LONGEST_RETRY_MS and not _is_to_be_refreshed(now_ms, wait_ms):
+        is_unchanged = reason == Reason.UNREACHABLE and entry.detail == later.detail
+        if (
+            is_unchanged
+            and wait_ms == LONGEST_RETRY_MS
+            and not _must_rewrite_payload(now_ms, wait_ms)
+        ):
             self.deferred[offset] = now_ms + wait_ms, None
         else:
             self.deferred[offset] = now_ms + wait_ms, later
@@ -118,18 +122,20 @@ def may_park(to: str, refusal: Refusal) -> bool:
     A dead letter waits for its topic, whatever that lacks. A message waits only while its target is
     unreachable.
     """
-    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)
+    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in TOPIC_WIDE_REASONS)
 
 
-def doubtful_later(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
+def postpone_doubtful(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
     """Postpone a request of which it is not known whether it was delivered."""
     why = f"cannot read yet whether it was delivered to {claim.at} at {claim.there}"
-    told = entry._replace(waits=entry.waits + 1)
+    later = entry._replace(waits=entry.waits + 1)
     if entry.reason is None:
-        told = told._replace(detail=why)
+        later = later._replace(detail=why)
     at_ms = now_ms + DOUBTFUL_LATER_MS
-    goes_on = entry.detail == told.detail and not _is_to_be_refreshed(now_ms, DOUBTFUL_LATER_MS)
-    return at_ms, None if goes_on else told
+    is_unchanged = entry.detail == later.detail and not _must_rewrite_payload(
+        now_ms, DOUBTFUL_LATER_MS
+    )
+    return at_ms, None if is_unchanged else later
 
 
 def as_dead(entry: Entry, refusal: Refusal) -> Entry:
@@ -138,6 +144,6 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
 
 
-def _is_to_be_refreshed(now_ms: int, wait_ms: int) -> bool:
+def _must_rewrite_payload(now_ms: int, wait_ms: int) -> bool:
     """Whether a waiting payload is written again: Redis keeps it at least an hour beyond its time."""
-    return now_ms // REFRESH_MS != (now_ms - wait_ms) // REFRESH_MS
+    return now_ms // PAYLOAD_REWRITTEN_EVERY_MS != (now_ms - wait_ms) // PAYLOAD_REWRITTEN_EVERY_MS

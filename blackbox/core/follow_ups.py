@@ -67,7 +67,7 @@ class FollowUps:
     _offsets: array[int] = field(default_factory=lambda: array("q"))
     _remembered: int = 0
     _wanted: frozenset[int] = frozenset()
-    _beyond: dict[int, int] = field(default_factory=dict)
+    _newest_beyond: dict[int, int] = field(default_factory=dict)
     _read: int = 0
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
@@ -106,20 +106,20 @@ class FollowUps:
             for message in deliveries(self.shard, delivered):
                 yield message._replace(topic=self.history_topic)
 
-    def look_ahead(self, position: int, ended: Mapping[int, Entry]) -> None:
+    def read_backlog(self, position: int, ended: Mapping[int, Entry]) -> None:
         """Read a long backlog above `position` before a transaction begins, which the read could outlast.
 
         Repeats as long as each pass leaves at most half as much as the one before. Raises
         RecoveryRequired when Kafka does not answer.
         """
-        self._want(ended)
+        self._look_for(ended)
         before = math.inf
         while True:
             end = self.journal.request_bounds().end
             left = end - max(position, self._remembered, self._read)
             if left <= MOST_INSIDE or left > before / 2:
                 return
-            self._look(position, end, set())
+            self._read_names(position, end, set())
             before = left
 
     def overtaken(
@@ -131,9 +131,9 @@ class FollowUps:
         RecoveryRequired when Kafka does not answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
-        self._want(ended)
-        self._look(position, max(at, default=position - 1) + 1, at)
-        newest = self._newest()
+        self._look_for(ended)
+        self._read_names(position, max(at, default=position - 1) + 1, at)
+        newest = self._newest_records()
         found: dict[int, Refusal] = {}
         for offset, entry in ended.items():
             newer = max(newest.get(name, -1) for name in _hashed_names(offset, entry))
@@ -143,20 +143,20 @@ class FollowUps:
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 
-    def _want(self, ended: Mapping[int, Entry]) -> None:
+    def _look_for(self, ended: Mapping[int, Entry]) -> None:
         """Of what lies behind what is remembered, only these are looked for."""
         names = (_hashed_names(offset, entry) for offset, entry in ended.items())
         wanted = frozenset(chain.from_iterable(names))
         if not wanted <= self._wanted:
-            self._wanted, self._beyond, self._read = wanted, {}, self._remembered
+            self._wanted, self._newest_beyond, self._read = wanted, {}, self._remembered
 
-    def _newest(self) -> dict[int, int]:
+    def _newest_records(self) -> dict[int, int]:
         """The last records that name what is wanted, by name."""
         named = self._wanted.intersection(self._hashes)
         pairs = zip(self._hashes, self._offsets, strict=True) if named else ()
-        return {name: offset for name, offset in pairs if name in named} | self._beyond
+        return {name: offset for name, offset in pairs if name in named} | self._newest_beyond
 
-    def _look(self, position: int, end: int, own: Set[int]) -> None:
+    def _read_names(self, position: int, end: int, own: Set[int]) -> None:
         passed = bisect_left(self._offsets, position)
         del self._hashes[:passed], self._offsets[:passed]
         self._remembered = max(self._remembered, position)
@@ -170,18 +170,18 @@ class FollowUps:
             is_next = batch.start == self._remembered
             has_room = is_next and len(self._hashes) < MOST_REMEMBERED
             for record in batch.records:
-                for meant in () if record.offset in own else self._meant(record):
-                    name = hash(meant)
+                for named in () if record.offset in own else self._named_by(record):
+                    name = hash(named)
                     if has_room:
                         self._hashes.append(name)
                         self._offsets.append(record.offset)
                     elif name in self._wanted:
-                        self._beyond[name] = record.offset
+                        self._newest_beyond[name] = record.offset
             self._read = batch.end
             if has_room:
                 self._remembered = batch.end
 
-    def _meant(self, record: Record) -> Iterator[int | str]:
+    def _named_by(self, record: Record) -> Iterator[int | str]:
         """The requests that a record may replace or cancel: by offset, or by caller id."""
         if record.unreadable is None and (cancels(record.headers) or replaces(record.headers)):
             cancel = cancel_of(record)

@@ -138,7 +138,7 @@ class IndexPreparation:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
         gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
-        mark, told = found or (None, requests.end)
+        mark, verdicts_below = found or (None, requests.end)
         judged = requests.end
         if mark is None:
             positions = Positions(requests.start, receipts.start)
@@ -165,7 +165,7 @@ class IndexPreparation:
                     self.shard, *gone, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
-            positions, binding=binding, mark=mark, told=told, judged=judged, unknown_ms=unknown_ms,
+            positions, binding=binding, mark=mark, verdicts_below=verdicts_below, judged=judged, unknown_ms=unknown_ms,
             is_rebuild=True,
         )  # fmt: skip
         return StartingPoint(positions, True, gone, mark, unknown_ms or None)

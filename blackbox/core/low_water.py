@@ -55,7 +55,7 @@ class LowWater:
             return self.last
         is_complete = False
         while not is_complete:
-            position, ignored = self.index.untold(IGNORED_PER_RECEIPT)
+            position, ignored = self.index.unrecorded(IGNORED_PER_RECEIPT)
             is_complete = len(ignored) < IGNORED_PER_RECEIPT
             written = mark if is_complete else None
             self.writer.begin()
@@ -64,7 +64,7 @@ class LowWater:
                 topic_id=self.topic_id, group=self.group,
             )  # fmt: skip
             receipts = self.writer.commit(receipt)
-            self.index.settle({}, receipts, told=ignored, mark=written)
+            self.index.settle({}, receipts, recorded=ignored, mark=written)
         self.last, self.walked = mark, walked.requests
         return mark
 

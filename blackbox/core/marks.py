@@ -105,8 +105,8 @@ def rebound_by(journal: Journal, token: str) -> Moved | None:
 def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
     """The receipts from `since` on that record a cut, as (receipt offset, first offset that was cut)."""
     start, end = journal.receipt_bounds()
-    told = journal.receipts(max(since, start), end)
-    return [(at, offset) for at, receipt in told for offset in receipt.cut]
+    read = journal.receipts(max(since, start), end)
+    return [(at, offset) for at, receipt in read for offset in receipt.cut]
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:

@@ -29,7 +29,7 @@ class Parsed(NamedTuple):
     """A parsed batch: what each record of the offsets `start` to `end` - 1 asks for.
 
     `rulings` are those of the callers' rules about its requests. `epoch` is the leader epoch of the
-    first record, `tail` is the last one. `ahead_ms` is how much later than `latest_ms` the broker
+    first record, `tail` is the last one. `broker_ahead_ms` is how much later than `latest_ms` the broker
     timestamped it, 0 if it is earlier.
     """
 
@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
     rulings: Rulings | None = None
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
-    ahead_ms: int | None = None
+    broker_ahead_ms: int | None = None
 
 
 def parse(
@@ -61,8 +61,10 @@ def parse(
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
-    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and last.is_stamped else None
-    return Parsed(batch.start, batch.end, changes, rulings, tail, epoch, ahead_ms)
+    broker_ahead_ms = (
+        max(0, last.timestamp_ms - latest_ms) if last and last.has_broker_time else None
+    )
+    return Parsed(batch.start, batch.end, changes, rulings, tail, epoch, broker_ahead_ms)
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:

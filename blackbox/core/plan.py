@@ -184,25 +184,25 @@ class Named(NamedTuple):
 class Gap(NamedTuple):
     """Requests from `start` to `end` - 1 that retention removed before the index read them.
 
-    Conditional records below `told` that name one of these are assumed to have counted.
+    Conditional records below `verdicts_below` that name one of these are assumed to have counted.
     """
 
     start: int = 0
     end: int = 0
-    told: int = 0
+    verdicts_below: int = 0
 
 
 class View(NamedTuple):
     """What the index holds while a batch is planned: positions, removals read early, holders of caller ids.
 
     `cold` are the requests of the cold tier that the batch may touch, `named` those whose id it
-    names. The index knows nothing of requests below `known_from`, where it was begun. Requests
+    names. The index knows nothing of requests below `begun_at`, where it was begun. Requests
     below `judged` were admitted or refused before the index was lost. For conditional records below
-    `told`, receipts have the verdict: they counted, unless they are `ignored`. `early` are
+    `verdicts_below`, receipts have the verdict: they counted, unless they are `ignored`. `early` are
     replacements by id that count: what they replace was removed before they could be stored.
     `too_late` may be more of them that ended nothing, according to receipts. `tail` is the last
     record that was read before. `doubtful` may have been delivered, and whether they were could not
-    be read: nothing ends them before that is known. `ended` maps requests of the cold tier to the
+    be read: nothing ends them before that is known. `cancelled_cold` maps requests of the cold tier to the
     cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests.
     """
 
@@ -210,14 +210,14 @@ class View(NamedTuple):
     skipped: Container[int]
     holders: Mapping[str, int]
     cold: Container[int] = frozenset()
-    known_from: int = 0
+    begun_at: int = 0
     named: Mapping[str, Named] = {}
     judged: int = 0
-    told: int = 0
+    verdicts_below: int = 0
     ignored: Container[int] = frozenset()
     gap: Gap = Gap()
     early: frozenset[int] = frozenset()
-    ended: Mapping[int, int] = {}
+    cancelled_cold: Mapping[int, int] = {}
     has_cold: bool = False
     too_late: Container[int] = frozenset()
     tail: Tail | None = None
@@ -225,12 +225,12 @@ class View(NamedTuple):
 
     def knows(self, offset: int) -> bool:
         """Whether the index can decide that this request is not pending."""
-        return offset >= self.known_from and not self.gap.start <= offset < self.gap.end
+        return offset >= self.begun_at and not self.gap.start <= offset < self.gap.end
 
     def counted(self, offset: int, named: int) -> bool:
         """Whether a conditional record took effect, if the index does not know the request `named`."""
-        told = self.told if named < self.known_from else self.gap.told
-        return offset < told and offset not in self.ignored
+        below = self.verdicts_below if named < self.begun_at else self.gap.verdicts_below
+        return offset < below and offset not in self.ignored
 
 
 class Cold(NamedTuple):
@@ -272,8 +272,8 @@ class Plan:
     those that come from there, into the index or as another record. `ignored` are conditional
     records (carried ones, and replacements by id) that did not count. `counted` are the puts, as
     (due time, offset), of the callers whose pending requests are counted. `moved` are requests that
-    come into the index as another record than the one their id names; `ended` as in a View.
-    `unwanted` are in doubt: they end once it is known that they were not delivered. `tail` is the
+    come into the index as another record than the one their id names; `cancelled_cold` as in a View.
+    `ended_in_doubt` are in doubt: they end once it is known that they were not delivered. `tail` is the
     batch's last record.
     """
 
@@ -288,6 +288,6 @@ class Plan:
     ignored: set[int] = field(default_factory=set)
     counted: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, int] = field(default_factory=dict)
-    unwanted: set[int] = field(default_factory=set)
+    cancelled_cold: dict[int, int] = field(default_factory=dict)
+    ended_in_doubt: set[int] = field(default_factory=set)
     tail: Tail | None = None

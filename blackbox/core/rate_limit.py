@@ -10,7 +10,7 @@ from blackbox.core.ports import Rates
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 
 
-def hold_back(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
+def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target.
 
     What was due first goes first.

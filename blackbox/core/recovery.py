@@ -15,7 +15,7 @@ from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding
 from blackbox.core.ports import Index, Journal, Writer
-from blackbox.core.settling import end_ahead, remove_ended, settle
+from blackbox.core.settling import end_by_upcoming, remove_ended, settle
 from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, settled
@@ -47,7 +47,7 @@ class Recovered:
 class Recovery:
     """Opens one shard for its owner. `confirm` raises RecoveryRequired unless the shard is still the owner's.
 
-    `ahead` returns what the records of a batch ask for, cancel or carry on, by caller ids and ids.
+    `upcoming` returns what the records of a batch ask for, cancel or carry on, by caller ids and ids.
     `has_room` is False while Redis is so full that requests are to be left in Kafka.
     """
 
@@ -58,7 +58,7 @@ class Recovery:
     writer: Writer
     confirm: Callable[[], None]
     apply: Callable[[Batch, Rebuild | None], Taken]
-    ahead: Callable[[Batch], Iterable[Upcoming]]
+    upcoming: Callable[[Batch], Iterable[Upcoming]]
     now_ms: Callable[[], int]
     has_room: Callable[[], bool] = lambda: True
     progress: Callable[[int, int], None] = lambda read, end: None
@@ -189,5 +189,5 @@ class Recovery:
         """Remove pending requests that are ended by requests which stay in Kafka for now."""
         logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
         for batch in self.journal.requests(self.index.positions.requests, end):
-            for upcoming in self.ahead(batch):
-                end_ahead(self.index, upcoming, ended, too_late)
+            for one in self.upcoming(batch):
+                end_by_upcoming(self.index, one, ended, too_late)

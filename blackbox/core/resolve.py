@@ -29,7 +29,7 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             if _end_named(plan, view, change.id):
                 plan.cancelled += 1
             else:
-                _end_wherever(plan, view, change.id, offset)
+                _cancel_when_read(plan, view, change.id, offset)
             continue
         if type(change) is Replacement:
             was_too_late = offset in view.ignored or offset in view.too_late
@@ -80,7 +80,7 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     offset = plan.moved.get(offset if origin is None else origin, offset)
     if offset in view.doubtful:
         if by is None:
-            plan.unwanted.add(offset)
+            plan.ended_in_doubt.add(offset)
         return False
     if by is not None and by in view.early:
         return True
@@ -101,13 +101,13 @@ def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     return True
 
 
-def _end_wherever(plan: Plan, view: View, id: str, by: int) -> None:
+def _cancel_when_read(plan: Plan, view: View, id: str, by: int) -> None:
     """End a cold request when it is next read: it may be written again, and only Kafka knows where."""
     if id in view.named and (view.has_cold or plan.to_cold):
         offset, _, _, origin = view.named[id]
         asked = offset if origin is None else origin
         if asked < by:
-            plan.ended[asked] = by
+            plan.cancelled_cold[asked] = by
 
 
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
@@ -121,12 +121,12 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
     previous, origin, caller_id, _ = change
     is_cold = _take_from_cold(plan, view, previous)
     was_delivered = offset in view.skipped
-    is_believed = not view.knows(previous) and view.counted(offset, previous)
-    if not (is_cold or was_delivered or is_believed):
+    counted_by_receipts = not view.knows(previous) and view.counted(offset, previous)
+    if not (is_cold or was_delivered or counted_by_receipts):
         return False
     if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
         plan.holders[caller_id] = None
-    if origin in plan.ended or view.ended.get(origin, offset) < offset:
+    if origin in plan.cancelled_cold or view.cancelled_cold.get(origin, offset) < offset:
         plan.cancelled += 1
         return False
     if not is_cold:
@@ -140,7 +140,7 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
 
 def _end(plan: Plan, view: View, offset: int) -> None:
     if offset in view.doubtful:
-        plan.unwanted.add(offset)
+        plan.ended_in_doubt.add(offset)
         return
     if plan.puts.pop(offset, None) is None and not _take_from_cold(plan, view, offset):
         plan.removals.append(offset)

@@ -40,17 +40,19 @@ def _remove(index: Index, offsets: Sequence[int]) -> None:
     index.settle(removals, index.positions.receipts)
 
 
-def end_ahead(index: Index, ahead: Upcoming, ended: OffsetSet, too_late: OffsetSet) -> None:
+def end_by_upcoming(
+    index: Index, upcoming: Upcoming, ended: OffsetSet, too_late: OffsetSet
+) -> None:
     """Remove the pending requests that these records end, which stay in Kafka for now.
 
     For replacements that were `too_late`, the index remembers this until they are read.
     """
-    holders = index.holders(ahead.touched.caller_ids)
+    holders = index.holders(upcoming.touched.caller_ids)
     removed = index.caller_ids(list(holders.values()))  # without those of the cold tier
-    by_id = index.named(ahead.touched.ids).values()
+    by_id = index.named(upcoming.touched.ids).values()
     removed |= {one.offset: one.caller_id for one in by_id if one.is_pending}
     # Under a shorter horizon than now these were cold, carried on and then delivered.
-    delivered = {o for at, *before in ahead.carried if at in ended for o in before}
+    delivered = {o for at, *before in upcoming.carried if at in ended for o in before}
     known = [offset for offset in delivered if offset < index.positions.requests]
     removed |= dict.fromkeys(known) | index.caller_ids(known)
     if in_doubt := removed.keys() & index.doubtful.keys():
@@ -58,9 +60,9 @@ def end_ahead(index: Index, ahead: Upcoming, ended: OffsetSet, too_late: OffsetS
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
     if removed:
         index.settle(removed, index.positions.receipts)
-    if ahead.replacement is None:
+    if upcoming.replacement is None:
         return
-    offset, id, caller_id = ahead.replacement
+    offset, id, caller_id = upcoming.replacement
     if offset in too_late:
         index.ignore([offset])
     elif not index.is_ignored(offset):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from blackbox.core.due_batch import (
     ALONE_SPREAD_MS,
     LONGEST_RETRY_MS,
-    OF_A_TOPIC,
+    TOPIC_WIDE_REASONS,
     DueBatch,
     as_dead,
-    doubtful_later,
     may_park,
+    postpone_doubtful,
 )  # fmt: skip
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import refused_entry
@@ -58,7 +58,7 @@ class Triage:
         batch = DueBatch()
         for offset, entry in self._decoded(due, now_ms).items():
             if offset in due.doubtful:
-                batch.deferred[offset] = doubtful_later(entry, due.doubtful[offset], now_ms)
+                batch.deferred[offset] = postpone_doubtful(entry, due.doubtful[offset], now_ms)
                 continue
             if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
                 detail = f"due {now_ms - entry.due_ms} ms ago, which exceeds expires_after"
@@ -113,11 +113,11 @@ class Triage:
 
     def _set_unavailable_aside(self, batch: DueBatch, now_ms: int, due: DueEntries) -> None:
         paused = due.paused
-        wanted = {entry.target for entry in batch.ready.values()}
-        wanted |= {self._destination(entry) for entry in batch.alone.values()}
-        ending = self._ending(batch)
-        others = {topic for topics in ending.values() for topic in topics}
-        asked_for = {*wanted, *others, self.dead_letter_topic}
+        destinations = {entry.target for entry in batch.ready.values()}
+        destinations |= {self._destination(entry) for entry in batch.alone.values()}
+        follow_up_topics = self._follow_up_topics(batch)
+        others = {topic for topics in follow_up_topics.values() for topic in topics}
+        asked_for = {*destinations, *others, self.dead_letter_topic}
         unavailable = {
             **self.targets.unavailable(asked_for.difference(paused)),
             **dict.fromkeys(asked_for.intersection(paused), PAUSED),
@@ -134,7 +134,7 @@ class Triage:
                 ):
                     del part[offset]
                     continue
-                for topic in ending.get(offset, ()) if refusal is None else ():
+                for topic in follow_up_topics.get(offset, ()) if refusal is None else ():
                     if topic in unavailable:
                         refusal = Reason.UNREACHABLE, unavailable[topic][1]
                 if refusal is not None:
@@ -146,7 +146,7 @@ class Triage:
         if waiting and self.dead_letter_topic in unavailable:
             self.log_waiting_letters(waiting, unavailable[self.dead_letter_topic][1])
 
-    def _ending(self, batch: DueBatch) -> dict[int, tuple[str, ...]]:
+    def _follow_up_topics(self, batch: DueBatch) -> dict[int, tuple[str, ...]]:
         """The topics of each request's follow-ups."""
         everything = {**batch.ready, **batch.alone, **batch.dead}
         if not self.follow_ups.has_some(everything.values()):
@@ -188,25 +188,27 @@ class Triage:
         `apart` was sent in record batches of its own, so a refusal is its own fault.
         """
         aside, crowded = DueBatch(), set[str]()
-        gone = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
-        away = self.reported_unavailable({self._destination(batch[o]) for o in gone})
+        unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
+        unavailable = self.reported_unavailable({self._destination(batch[o]) for o in unreachable})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
             # its follow-ups share a batch with those of others, and may be what was refused
-            has_ending = bool(self.follow_ups.topics(entry))
-            is_apart = offset in apart and not has_ending
+            has_follow_ups = bool(self.follow_ups.topics(entry))
+            is_apart = offset in apart and not has_follow_ups
             is_alone = entry.alone or len(suspects) == 1 or is_apart
-            told = away.get(self._destination(entry))
-            if told is not None and aside.park_if_possible(offset, entry, told, parked):
+            unavailable_now = unavailable.get(self._destination(entry))
+            if unavailable_now is not None and aside.park_if_possible(
+                offset, entry, unavailable_now, parked
+            ):
                 continue
             # a dead letter, refused often enough for a reason that may be in its content
             has_tried = entry.reason is not None and entry.attempts >= self.retries
-            is_given_up = has_tried and refusal[0] not in OF_A_TOPIC
-            is_crowded = refusal[0] == Reason.TOO_LARGE and not has_ending
+            is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
+            is_crowded = refusal[0] == Reason.TOO_LARGE and not has_follow_ups
             if is_crowded and not is_alone:  # all of them together may be too large
                 crowded.add(self._destination(entry))
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
-            elif not is_alone and refusal[0] not in OF_A_TOPIC:
+            elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
             elif refusal[0] in MAY_COME_BACK and not is_given_up:
@@ -222,11 +224,11 @@ class Triage:
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def reported_unavailable(
-        self, topics: Collection[str], *, anew: bool = False
+        self, topics: Collection[str], *, refresh: bool = False
     ) -> Mapping[str, Refusal]:
         """The topics that the brokers report as unavailable; none if they do not answer in time."""
         try:
-            return self.targets.unavailable(topics, anew=anew) if topics else {}
+            return self.targets.unavailable(topics, refresh=refresh) if topics else {}
         except JournalLost:
             return {}
 
@@ -243,11 +245,11 @@ class Triage:
         if entry.shortened + 1 == FORMS:
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
-        told = (
+        detail_of_short_form = (
             f"shortened, because the broker refused the full letter ({reason}: {detail}); "
             f"{entry.detail}"
         )
-        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=told)
+        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=detail_of_short_form)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""

@@ -134,7 +134,7 @@ def send(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> Iterator[i
             of[caller.name] = clients.enter_context(asker)
         sent = 0
         for line in script:
-            of[line.caller].ask(line.value, key=line.caller_id, headers=line.headers[1:])
+            of[line.caller].write(line.value, key=line.caller_id, headers=line.headers[1:])
             sent += line.expected is not ExpectedOutcome.CANCEL
             yield sent
 

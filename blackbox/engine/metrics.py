@@ -158,8 +158,8 @@ class Metrics:
     def taken(self, shard: Shard, taken: Taken) -> None:
         for name in ("accepted", "invalid", "cancelled", "replaced"):
             self._counters[name].labels(shard.topic).inc(getattr(taken, name))
-        if taken.ahead_ms is not None:
-            self._gauges["kafka_clock_ahead_seconds"].set(taken.ahead_ms / 1000)
+        if taken.broker_ahead_ms is not None:
+            self._gauges["kafka_clock_ahead_seconds"].set(taken.broker_ahead_ms / 1000)
         for (reason, caller), count in taken.refused.items():
             self._counters["refused"].labels(caller, reason).inc(count)
 

@@ -130,15 +130,15 @@ class ProcessEngine:
 
     def _take_in(self) -> None:
         """Store the requests that were read; while Redis is busy with them, read and parse the next."""
-        ahead: dict[Shard, Parsed] = {}
+        parsed: dict[Shard, Parsed] = {}
 
         def read_ahead() -> None:
-            if not ahead:
-                ahead.update(self._read(wait=False))
+            if not parsed:
+                parsed.update(self._read(wait=False))
 
         while not self._stopping.is_set():
-            batches = dict(ahead) or self._read(wait=True)
-            ahead.clear()
+            batches = dict(parsed) or self._read(wait=True)
+            parsed.clear()
             for shard, batch in batches.items():
                 self._take(shard, batch, read_ahead)
 
@@ -168,11 +168,11 @@ class ProcessEngine:
         self._stopping.wait(PAUSE_S)
         return {}
 
-    def _take(self, shard: Shard, batch: Parsed, meanwhile: Callable[[], None]) -> None:
+    def _take(self, shard: Shard, batch: Parsed, while_busy: Callable[[], None]) -> None:
         owner = self._owners.get(shard)
         try:
             if owner is not None:
-                owner.take(batch, meanwhile)
+                owner.take(batch, while_busy)
         except IndexFull as full:
             self._monitor.pause_intake(f"{full}; requests wait in Kafka until it has room")
             self._reader.start(shard, batch.start)

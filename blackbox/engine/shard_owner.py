@@ -120,10 +120,10 @@ class ShardOwner:
         self._doubt = reason
         self._look.set()
 
-    def take(self, batch: Parsed, meanwhile: Callable[[], None] | None = None) -> bool:
+    def take(self, batch: Parsed, while_busy: Callable[[], None] | None = None) -> bool:
         """Give a batch of request records to intake; False when the shard is not open, or must recover.
 
-        `meanwhile` may be called while Redis is busy with the batch. Raises IndexFull when Redis has no
+        `while_busy` may be called while Redis is busy with the batch. Raises IndexFull when Redis has no
         room; RecoveryRequired is left to the owner's own thread.
         """
         session = self._session
@@ -134,7 +134,7 @@ class ShardOwner:
             self.opened(self, position)  # something before it was not stored: read from there again
             return False
         try:
-            taken = session.intake.store(batch, self.clock.latest_ms(), meanwhile)
+            taken = session.intake.store(batch, self.clock.latest_ms(), while_busy)
             self._account_for(session, taken)
         except RecoveryRequired as reason:
             if self._session is session:

@@ -171,10 +171,12 @@ class ShardPool:
         settings, shard = self.settings, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        writer = ShardWriter(shard, self.access, exactly_once=once, stamped=clock.observe_kafka)
+        writer = ShardWriter(
+            shard, self.access, exactly_once=once, on_timestamp=clock.observe_kafka
+        )
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
-        originals = ShardJournal(shard, self.access, ahead=1)
+        originals = ShardJournal(shard, self.access, prefetched=1)
         format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(format, index, horizon_ms, self.admission)
@@ -197,7 +199,7 @@ class ShardPool:
             writer=writer,
             confirm=confirm,
             apply=owner.apply_while_opening,
-            ahead=lambda batch: intake.upcoming(batch, self.clock.latest_ms()),
+            upcoming=lambda batch: intake.upcoming(batch, self.clock.latest_ms()),
             now_ms=self.clock.earliest_ms,
             has_room=self._has_room,
             progress=partial(self.metrics.rebuilding, shard),

@@ -140,7 +140,7 @@ def start_ms(record: Record, latest_ms: int) -> int:
     one of the broker holds: then the local clocks are slow, and a countdown that began at their
     time would be early once they are set.
     """
-    is_known = record.is_stamped or 0 <= record.timestamp_ms <= latest_ms
+    is_known = record.has_broker_time or 0 <= record.timestamp_ms <= latest_ms
     return record.timestamp_ms if is_known else latest_ms
 
 

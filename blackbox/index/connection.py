@@ -174,11 +174,11 @@ class RedisSession:
         return self.run([pack(*command)])[0]
 
     def run(
-        self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None
+        self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
     ) -> list[Any]:
         """Send packed commands, while later ones are still being made; return the reply to each.
 
-        Redis works on the first ones already, and on the rest while `meanwhile` runs. An exception
+        Redis works on the first ones already, and on the rest while `while_busy` runs. An exception
         from either ends the session. Raises IndexFull when Redis is out of memory, IndexLost for
         everything that leaves the connection or its server in doubt, redis.ResponseError for a
         command that is wrong.
@@ -191,8 +191,8 @@ class RedisSession:
             while block := list(islice(coming, STREAM_COMMANDS)):
                 self._connection.send_packed_command((b"".join(block),))
                 replies += len(block)
-            if meanwhile is not None:
-                meanwhile()
+            if while_busy is not None:
+                while_busy()
             return self._read(replies)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self.close()

@@ -145,14 +145,14 @@ class DispatchChanges(PostponingChanges):
         now_ms: int = 0,
         counted: Mapping[str, Sequence[int]] = _NOTHING,
         origins: Sequence[int] = (),
-        told: Sequence[int] = (),
+        recorded: Sequence[int] = (),
         mark: Mark | None = None,
         early: Sequence[int] = (),
     ) -> None:
         """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
 
         `counted` are those of the callers whose pending requests are counted, `origins` the first
-        records of those that promotion wrote. `told` are ignored records that are in a receipt now,
+        records of those that promotion wrote. `recorded` are ignored records that are in a receipt now,
         `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
         of what is removed here.
 
@@ -165,15 +165,15 @@ class DispatchChanges(PostponingChanges):
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
                 found, pending = self._watch_pending(postpone, *keys)
-                ahead: Sequence[int] = ()
+                unread: Sequence[int] = ()
                 if removals and max(removals) >= found.requests:
                     found = self._watch_positions(self._keys.state, self._keys.skip)
-                    ahead = [offset for offset in removals if offset >= found.requests]
+                    unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
-                commands += self._skip(ahead)
+                commands += self._skip(unread)
                 commands += zrem_chunks(self._keys.moved, origins)
-                commands += self._told(told, mark)
+                commands += self._recorded_commands(recorded, mark)
                 commands += self._mark(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
@@ -207,8 +207,8 @@ class DispatchChanges(PostponingChanges):
         if offsets:
             yield pack("HSET", self._keys.state, b"ahead", max(offsets) + 1)
 
-    def _told(self, told: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
-        yield from zrem_chunks(self._keys.ignored, told)
+    def _recorded_commands(self, recorded: Sequence[int], mark: Mark | None) -> Iterator[bytes]:
+        yield from zrem_chunks(self._keys.ignored, recorded)
         if mark is not None:
             yield pack("HSET", self._keys.state, "mark", orjson.dumps(tuple(mark)))
             yield pack("HDEL", self._keys.state, "unknown")  # the earlier barrier says it
@@ -237,11 +237,11 @@ class DispatchChanges(PostponingChanges):
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
-                unwanted = set(self._scores(self._keys.unwanted, list(offsets)))
-                left = _without(self.doubtful, set(offsets) - unwanted)
+                ended_in_doubt = set(self._scores(self._keys.unwanted, list(offsets)))
+                left = _without(self.doubtful, set(offsets) - ended_in_doubt)
                 if self._exec_even_if_full(list(self._doubt(left)), found):
                     self.doubtful = left
-                    return unwanted
+                    return ended_in_doubt
             raise self._contended("resolving doubtful requests")
 
 

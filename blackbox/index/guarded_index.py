@@ -55,8 +55,10 @@ class GuardedIndex(Commands):
         with self._lock:
             self._session.close()
 
-    def _exec(self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None) -> bool:
-        replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), meanwhile)[-1]
+    def _exec(
+        self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
+    ) -> bool:
+        replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), while_busy)[-1]
         for reply in replies or ():
             if isinstance(reply, Exception):
                 raise reply

@@ -73,7 +73,7 @@ class Inspector:
         """An inspector of the Redis at `url`, with connections of its own."""
         return cls(pool(url))
 
-    def standing(self, shard: Shard, now_ms: int) -> ShardStats:
+    def shard_stats(self, shard: Shard, now_ms: int) -> ShardStats:
         """Positions and pending entries of a shard; the counts may be from slightly different moments."""
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._clients.together(

@@ -33,7 +33,7 @@ class IntakeChanges(Lookups):
         touched: Touched,
         make_plan: Callable[[View], Plan],
         now_ms: int,
-        meanwhile: Callable[[], None] | None = None,
+        while_busy: Callable[[], None] | None = None,
         ended: Container[int] | None = None,
     ) -> Plan:
         """Apply what `make_plan` decides for the records read from `start` to `end` - 1.
@@ -43,7 +43,7 @@ class IntakeChanges(Lookups):
 
         In one MULTI: entries, removals, caller ids and marks of the cold tier, then the position
         `requests` = `end`, then used `skip` segments are removed. Nothing happens when the position
-        is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `meanwhile`
+        is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `while_busy`
         is called at most once, while Redis is busy with the batch. If a request to be replaced is
         in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
         """
@@ -62,7 +62,7 @@ class IntakeChanges(Lookups):
                 is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
                 commands = self._intake_commands(plan, view, end, largest, now_ms)
-                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):
+                if not is_in_flight and self._exec(commands, while_busy if attempt == 0 else None):
                     # before the position: dispatch looks at both
                     self.removed += len(plan.removals)
                     self.positions = self.positions._replace(requests=end)
@@ -101,11 +101,13 @@ class IntakeChanges(Lookups):
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
-        known_from, cold, largest, judged, told = (int(number or 0) for number in state[7:])
+        known_from, cold, largest, judged, verdicts_below = (
+            int(number or 0) for number in state[7:]
+        )
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
-        may_be_told = known_from or touched.replaced
+        may_have_verdicts = known_from or touched.replaced
         may_be_cold = list(touched.cold)
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
@@ -114,8 +116,8 @@ class IntakeChanges(Lookups):
         view = View(
             positions, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
-            named, judged, told,
-            frozenset(self._scores(self._keys.ignored, touched.conditional if may_be_told else ())),
+            named, judged, verdicts_below,
+            frozenset(self._scores(self._keys.ignored, touched.conditional if may_have_verdicts else ())),
             gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
@@ -144,9 +146,9 @@ class IntakeChanges(Lookups):
             if scored:
                 yield pack("ZADD", self._keys.callers, 0, caller)
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
-        yield from self._mark(self._keys.unwanted, sorted(plan.unwanted))
+        yield from self._mark(self._keys.unwanted, sorted(plan.ended_in_doubt))
         yield from zrem_chunks(self._keys.early, sorted(view.early))
-        ended = [(by, asked) for asked, by in plan.ended.items()]
+        ended = [(by, asked) for asked, by in plan.cancelled_cold.items()]
         yield from self._remember(self._keys.ended, b"ended", ended)
         hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
         yield from self._remember(self._keys.moved, b"moved", hot)

@@ -80,7 +80,7 @@ class Lookups(GuardedIndex):
             for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
         }
 
-    def unwanted(self, offsets: Sequence[int]) -> set[int]:
+    def ended_in_doubt(self, offsets: Sequence[int]) -> set[int]:
         """Those of these requests that something has ended while they were in doubt."""
         with self._lock:
             return set(self._scores(self._keys.unwanted, offsets))
@@ -88,12 +88,12 @@ class Lookups(GuardedIndex):
     def is_ignored(self, offset: int) -> bool:
         """Whether the index lists this conditional record as one that did not count.
 
-        It does not list records that `settle` was `told`.
+        It does not list records that `settle` was given as `recorded`.
         """
         with self._lock:
             return bool(self._scores(self._keys.ignored, [offset]))
 
-    def untold(self, most: int) -> tuple[int, list[int]]:
+    def unrecorded(self, most: int) -> tuple[int, list[int]]:
         """The position `requests`, and the first conditional records below it that did not count."""
         with self._lock:
             while True:

@@ -59,14 +59,14 @@ class OpeningChanges(Lookups):
         *,
         binding: Binding | None = None,
         mark: Mark | None = None,
-        told: int = 0,
+        verdicts_below: int = 0,
         judged: int = 0,
         unknown_ms: int = 0,
         is_rebuild: bool = False,
     ) -> None:
         """Empty the index and give it its first positions, in one MULTI.
 
-        It knows nothing of requests below the first position: conditional records below `told`
+        It knows nothing of requests below the first position: conditional records below `verdicts_below`
         counted, unless they are `ignored`. Requests below `judged` are not judged by callers' rules
         again. Requests that were due before `unknown_ms` may have had an outcome that is in no
         receipt; this is kept until `finish`. With `is_rebuild` no other process stores anything
@@ -74,7 +74,12 @@ class OpeningChanges(Lookups):
         """
         with self._lock:
             self._drop_payloads()
-            about: list[bytes | str | int] = [b"known_from", positions.requests, b"told", told]
+            about: list[bytes | str | int] = [
+                b"known_from",
+                positions.requests,
+                b"told",
+                verdicts_below,
+            ]
             about += (b"judged", judged)
             if mark is not None:
                 about += (b"mark", orjson.dumps(tuple(mark)))
@@ -185,14 +190,14 @@ class OpeningChanges(Lookups):
             change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
             self._exec_while_opening([pack(*change)])
 
-    def lost_before(self, first: int, told: int) -> None:
+    def lost_before(self, first: int, verdicts_below: int) -> None:
         """Record that retention removed the requests from the position to `first` before they were read.
 
-        Conditional records below `told` that name one of these are assumed to have counted.
+        Conditional records below `verdicts_below` that name one of these are assumed to have counted.
         """
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
-            gap = orjson.dumps((start, first, told))
+            gap = orjson.dumps((start, first, verdicts_below))
             self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
 
     def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:

@@ -41,7 +41,7 @@ Closing = Literal["replayed", "discarded"]
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A dead letter. `became` is None until it is replayed or discarded; `key` and `value` may be cut short."""
 
     place: str
@@ -58,7 +58,7 @@ class Letter:
     target: str | None = None
 
     @classmethod
-    def of(cls, record: Record, place: str) -> Letter:
+    def of(cls, record: Record, place: str) -> DeadLetter:
         ours = record.headers[-len(LETTER_HEADERS) :]
         about = {name: (held or b"").decode(errors="replace") for name, held in ours}
         return cls(
@@ -74,17 +74,17 @@ class Letter:
             value_bytes=len(record.value or b""),
         )
 
-    def glance(self, target: str | None, most_bytes: int) -> Letter:
+    def shortened(self, target: str | None, most_bytes: int) -> DeadLetter:
         """The letter as it is shown: key and value cut short, without headers, with its target."""
-        key, value = beginning(self.key, most_bytes), beginning(self.value, most_bytes)
+        key, value = first_bytes(self.key, most_bytes), first_bytes(self.value, most_bytes)
         return replace(self, key=key, value=value, headers=[], target=target)
 
-    def about(self) -> Letter:
+    def without_content(self) -> DeadLetter:
         """The letter without key, value and headers."""
         return replace(self, key=None, value=None, headers=[])
 
 
-def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
+def first_bytes(held: bytes | None, most_bytes: int) -> bytes | None:
     """At most `most_bytes` of it, not cut within a UTF-8 character."""
     if held is None or len(held) <= most_bytes:
         return held
@@ -94,7 +94,7 @@ def beginning(held: bytes | None, most_bytes: int) -> bytes | None:
     return held[:end]
 
 
-class Again(NamedTuple):
+class ReplayRecord(NamedTuple):
     """A record to be written again by a replay; None in its place: the letter is only discarded."""
 
     shard: Shard
@@ -118,9 +118,9 @@ class DeadLetterTopic:
 
     def newest(
         self,
-        take: Callable[[Letter], T | None],
+        take: Callable[[DeadLetter], T | None],
         limit: int | None = None,
-        keep: Callable[[Letter], Letter] = lambda letter: letter,
+        keep: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
     ) -> list[T]:
         """The results of `take` for the letters, newest first, without None.
 
@@ -139,23 +139,23 @@ class DeadLetterTopic:
         return [one for _, one in found[:limit]]
 
     def _letters(
-        self, shard: Shard, stretch: int, keep: Callable[[Letter], Letter]
-    ) -> Iterator[Letter]:
+        self, shard: Shard, stretch: int, keep: Callable[[DeadLetter], DeadLetter]
+    ) -> Iterator[DeadLetter]:
         """The letters from the end on, in stretches that double: a mark is behind its letter."""
-        ahead = FETCHED_AHEAD if stretch == TAIL else 1
+        prefetched = FETCHED_AHEAD if stretch == TAIL else 1
         became: dict[str, Closing] = {}
-        with closing(ShardJournal(shard, self._access, ahead=ahead)) as journal:
+        with closing(ShardJournal(shard, self._access, prefetched=prefetched)) as journal:
             start, end = journal.request_bounds()
             last = max(start, end - TAIL)
             while end > last:
                 first = max(last, end - stretch)
-                letters: list[Letter] = []
+                letters: list[DeadLetter] = []
                 for batch in journal.requests(first, end):
                     for record in batch.records:
-                        if mark := _mark(record):
+                        if mark := _closing_of(record):
                             became.update(mark)
                             continue
-                        letter = Letter.of(record, shard.source(record.offset))
+                        letter = DeadLetter.of(record, shard.source(record.offset))
                         if self._is_ours(letter):
                             letters.append(keep(letter))
                 while letters:
@@ -163,11 +163,11 @@ class DeadLetterTopic:
                     yield replace(letter, became=became.get(letter.place))
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
 
-    def _is_ours(self, letter: Letter) -> bool:
+    def _is_ours(self, letter: DeadLetter) -> bool:
         source = placed(letter.source)
         return source is not None and source[0].topic in self._request_topics
 
-    def close_letters(self, places: Mapping[str, Again | None]) -> list[str]:
+    def close_letters(self, places: Mapping[str, ReplayRecord | None]) -> list[str]:
         """Mark these letters as replayed or discarded, and write the replayed records.
 
         Returns the places that were open until then. Uses one transaction under its own transactional
@@ -179,7 +179,8 @@ class DeadLetterTopic:
             transactions.open()
             open_now = set(
                 self.newest(
-                    lambda one: one.place if one.became is None else None, keep=Letter.about
+                    lambda one: one.place if one.became is None else None,
+                    keep=DeadLetter.without_content,
                 )
             )
             chosen = [place for place in places if place in open_now]
@@ -190,7 +191,7 @@ class DeadLetterTopic:
             return chosen
 
 
-def _mark(record: Record) -> list[tuple[str, Closing]]:
+def _closing_of(record: Record) -> list[tuple[str, Closing]]:
     """The letter that a mark names, and what became of it; empty if the record is a letter."""
     if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
         return []
@@ -199,7 +200,7 @@ def _mark(record: Record) -> list[tuple[str, Closing]]:
 
 
 def _write(
-    transactions: Transactions, topic: str, letters: Sequence[tuple[str, Again | None]]
+    transactions: Transactions, topic: str, letters: Sequence[tuple[str, ReplayRecord | None]]
 ) -> None:
     failed: list[tuple[str | None, KafkaError]] = []
 
@@ -208,11 +209,13 @@ def _write(
             failed.append((message.topic(), error))
 
     try:
-        for place, again in letters:
-            if again is not None:
-                there, partition = again.shard
-                transactions.send(there, again.value, again.key, partition, report, again.headers)
-            closing = "discarded" if again is None else "replayed"
+        for place, replay in letters:
+            if replay is not None:
+                there, partition = replay.shard
+                transactions.send(
+                    there, replay.value, replay.key, partition, report, replay.headers
+                )
+            closing = "discarded" if replay is None else "replayed"
             letter_place = placed(place)
             assert letter_place is not None
             assert letter_place[0].topic == topic

@@ -101,7 +101,7 @@ class Ends:
         self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
         return found, lost | silent
 
-    def wait_for_news(self, positions: Offsets, timeout_s: float) -> bool:
+    def wait_for_records(self, positions: Offsets, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
 
         The broker does the waiting, so an idle wait costs almost nothing. An aborted transaction does

@@ -38,7 +38,7 @@ class OscillatorTopic:
     def open(self) -> int | None:
         """Fence every earlier writer, then read the last second written; None if there is none."""
         self._transactions.open()
-        with closing(ShardJournal(self._shard, self._access, ahead=1)) as journal:
+        with closing(ShardJournal(self._shard, self._access, prefetched=1)) as journal:
             for stretch in journal.request_bounds().from_the_end(TAIL):
                 records = (r for batch in journal.requests(*stretch) for r in batch.records)
                 if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:

@@ -43,7 +43,7 @@ LEAST_S = 0.5
 class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is how many records are prefetched: many for sequential reading, few for single look-ups.
+    `prefetched` is how many records are fetched ahead: many for sequential reading, few for single look-ups.
     When a client and then a second one read nothing for `silence_s` each, JournalSilent is raised.
     Holds its clients while it is in use, and reads one stretch at a time. Not safe for use from two
     threads at once.
@@ -52,7 +52,7 @@ class PartitionReader:
     access: KafkaAccess
     _: KW_ONLY
     isolation: str = "read_committed"
-    ahead: int = FETCHED_AHEAD
+    prefetched: int = FETCHED_AHEAD
     silence_s: float = SILENCE_S
     _consumer: Consumer | None = None
     _admin: AdminClient | None = None
@@ -223,7 +223,7 @@ class PartitionReader:
             "isolation.level": self.isolation,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
-            "queued.min.messages": self.ahead,
+            "queued.min.messages": self.prefetched,
             "fetch.queue.backoff.ms": 1,
         }
 

@@ -38,7 +38,7 @@ NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `ahead` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Holds one
+    `prefetched` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Holds one
     consumer while it is in use, that of `reader` if one is given. Not safe for use from two threads
     at once.
     """
@@ -49,13 +49,13 @@ class ShardJournal:
         access: KafkaAccess,
         *,
         isolation: str = "read_committed",
-        ahead: int = FETCHED_AHEAD,
+        prefetched: int = FETCHED_AHEAD,
         reader: PartitionReader | None = None,
         may_have_caller_id: Callable[[bytes | None], bool] = lambda value: True,
     ) -> None:
         self._shard = shard
         self._access = access
-        self._reader = reader or PartitionReader(access, isolation=isolation, ahead=ahead)
+        self._reader = reader or PartitionReader(access, isolation=isolation, prefetched=prefetched)
         self._receipts_topic = receipts_topic(shard.topic)
         self._may_have_caller_id = may_have_caller_id
 
@@ -231,7 +231,7 @@ class ShardJournal:
         """
         gone = {there for there in absent if there < bounds.end}
         if gone:
-            uncommitted = PartitionReader(self._access, isolation="read_uncommitted", ahead=1)
+            uncommitted = PartitionReader(self._access, isolation="read_uncommitted", prefetched=1)
             with closing(uncommitted) as reader:
                 for messages in _read_at(reader, topic, partition, gone, bounds):
                     gone -= {offset_of(message) for message in messages}

@@ -26,7 +26,7 @@ from blackbox.records.request import Shard
 _RECEIPT = -1
 """Stands for the receipt itself in place of a request's offset."""
 
-STAMPED_WITHIN_MS = 10
+TIMESTAMP_TOLERANCE_MS = 10
 """How far a receipt's timestamp may precede a due time: messages are readable only after the commit."""
 
 LOOK_S, SPOILED_LOOK_S = 1.0, 0.05
@@ -39,7 +39,7 @@ class ShardWriter:
 
     With `exactly_once`, `begin` to `commit` is one Kafka transaction under the shard's own
     `transactional.id`: opening it fences every earlier owner. Without, the writer waits for the
-    messages, then for the receipt. `stamped` is called with each receipt's broker timestamp (epoch
+    messages, then for the receipt. `on_timestamp` is called with each receipt's broker timestamp (epoch
     ms; None: the broker sets none) and the monotonic time at which it was sent (s). Not safe for use
     from two threads at once.
     """
@@ -50,11 +50,11 @@ class ShardWriter:
         access: KafkaAccess,
         *,
         exactly_once: bool,
-        stamped: Callable[[int | None, float], None] = lambda at_ms, sent_s: None,
+        on_timestamp: Callable[[int | None, float], None] = lambda at_ms, sent_s: None,
     ) -> None:
         self._shard = shard
-        self._stamped = stamped
-        self._stamped_ms: int | None = None
+        self._on_timestamp = on_timestamp
+        self._receipt_ms: int | None = None
         self._exactly_once = exactly_once
         self._receipts = receipts_topic(shard.topic)
         transactional_id = access.transactional_id(str(shard)) if exactly_once else None
@@ -175,14 +175,14 @@ class ShardWriter:
             if not places:  # before the commit: without a receipt, the messages must be taken back
                 self._check_places()
             elif (
-                self._stamped_ms is not None
-                and self._stamped_ms + STAMPED_WITHIN_MS < not_before_ms
+                self._receipt_ms is not None
+                and self._receipt_ms + TIMESTAMP_TOLERANCE_MS < not_before_ms
             ):
                 [[(_, offset)]] = places.values()
                 self._check_alone(offset, is_first=receipt.barrier)
                 self._transactions.abort()
                 raise TooEarly(
-                    f"{self._shard}: Kafka's clock is {not_before_ms - self._stamped_ms} ms behind "
+                    f"{self._shard}: Kafka's clock is {not_before_ms - self._receipt_ms} ms behind "
                     "the due time of the messages to deliver, possibly because it was set back; "
                     "waiting for it"
                 )
@@ -206,13 +206,13 @@ class ShardWriter:
     def _produce_receipt(self, receipt: Receipt, places: Places) -> None:
         value, key, partition = encode(receipt), str(self._shard), self._shard.partition
         sent_s = time.monotonic()
-        self._stamped_ms = None
+        self._receipt_ms = None
 
         def report(error: KafkaError | None, message: Message) -> None:
             kind, at_ms = message.timestamp()
             if error is None and message.offset() is not None:
-                self._stamped_ms = at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None
-                self._stamped(self._stamped_ms, sent_s)
+                self._receipt_ms = at_ms if kind == TIMESTAMP_LOG_APPEND_TIME else None
+                self._on_timestamp(self._receipt_ms, sent_s)
             self._report(_RECEIPT, places, error, message)
 
         try:

@@ -53,12 +53,12 @@ class TargetTopics:
         self._refusals = AnswerCache(self._ask_availability)
         self._limits = AnswerCache(self._ask_limits)
 
-    def unavailable(self, topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
+    def unavailable(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, Refusal]:
         """The topics that cannot take messages now, with (reason word, detail).
 
-        Uses cached answers, unless `anew`. Raises JournalLost when the brokers do not answer.
+        Uses cached answers, unless `refresh`. Raises JournalLost when the brokers do not answer.
         """
-        if anew:
+        if refresh:
             self._refusals.refresh(topics)
         return self._refusals.get(topics)
 
@@ -241,7 +241,7 @@ def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:
     try:
         described = outcome(asked)
     except KafkaException as failure:
-        return _told(topic, failure)
+        return _refusal_of_error(topic, failure)
     # A topic without these rights would fail its whole transaction, or the recovery after a crash.
     # If the brokers do not return rights, they are assumed.
     allowed = described.authorized_operations or NEEDED
@@ -253,7 +253,7 @@ def _refusal(topic: str, asked: Future[TopicDescription]) -> Refusal | None:
     return None
 
 
-def _told(topic: str, failure: KafkaException) -> Refusal:
+def _refusal_of_error(topic: str, failure: KafkaException) -> Refusal:
     error: KafkaError = failure.args[0]
     if is_not_allowed(error):
         return _not_allowed(topic, "Read and Write")

@@ -35,7 +35,7 @@ class Trimmer:
         self._retention_ms = retention_ms
         self._admin = access.admin()
         self._topics = Topics(self._admin)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def trim(self, shard: Shard, mark: Mark, now_ms: int) -> None:
         """Remove what is below the mark and older than the retention, requests first.
@@ -73,8 +73,8 @@ class Trimmer:
                 raise JournalLost(
                     f"{topic}/{partition}: cannot remove records: {cause.str()}"
                 ) from error
-            if topic not in self._told:
-                self._told.add(topic)
+            if topic not in self._warned:
+                self._warned.add(topic)
                 logger.warning(
                     "%s: records that are no longer needed stay in Kafka: %s", topic,
                     explained(cause, f"Delete on topic {topic}"),

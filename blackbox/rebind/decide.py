@@ -142,7 +142,11 @@ class Decide:
         is_open = self.has_receipts(shard) and not opened
         why = "an index from before the topic was opened" if is_unknown else "another topic"
         gone = Gone(
-            kept.binding.topic_id, 0, self._told_since(kept, receipts, is_open), is_open, is_unknown
+            kept.binding.topic_id,
+            0,
+            self._receipts_since(kept, receipts, is_open),
+            is_open,
+            is_unknown,
         )
         begins = None if opened else requests.start
         barrier = self._barrier(shard, begins or 0, rebound=kept.token)
@@ -159,23 +163,23 @@ class Decide:
         """For an index of the current topic, whose log may have lost its end, or its receipts may be others."""
         assert kept.binding is not None
         at, is_same = kept.positions, kept.binding.receipts_id == self.ours.receipts_id
-        is_untold = not is_same or at.receipts > receipts.end
+        lacks_receipts = not is_same or at.receipts > receipts.end
         lost = lost_from(journal, kept, requests)
-        if lost is None and not is_untold and kept.binding == self.ours:
+        if lost is None and not lacks_receipts and kept.binding == self.ours:
             return self._group(shard, journal, FITS, at)
         by = rebound_by(journal, kept.token)
         if by is None and not is_same and openings(journal, self.ours.topic_id):
             return Decision("an index from before its receipts topic was opened", is_emptied=True)
-        told, unknown_ms = at.receipts, 0
-        if is_untold or (by is not None and by.offset < told):
-            told, unknown_ms = receipts.end, Clock().latest_ms() + CLOCKS_APART_MS
+        receipts_from, unknown_ms = at.receipts, 0
+        if lacks_receipts or (by is not None and by.offset < receipts_from):
+            receipts_from, unknown_ms = receipts.end, Clock().latest_ms() + CLOCKS_APART_MS
             if by is not None:
-                told, unknown_ms = by.offset, by.receipt.unknown_ms
+                receipts_from, unknown_ms = by.offset, by.receipt.unknown_ms
         if lost is None:
-            return self._bound(shard, kept, Positions(at.requests, told), unknown_ms, by)
-        cuts = cuts_since(journal, told)
+            return self._bound(shard, kept, Positions(at.requests, receipts_from), unknown_ms, by)
+        cuts = cuts_since(journal, receipts_from)
         first = min([lost, *(cut for _, cut in cuts)])
-        positions = Positions(min(at.requests, first), told)
+        positions = Positions(min(at.requests, first), receipts_from)
         explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
         if by is not None and any(offset <= by.offset for offset in explained):
             return Decision(INTERRUPTED, positions=positions, first=first, unknown_ms=unknown_ms)
@@ -186,10 +190,12 @@ class Decide:
         why = (
             "an index from before a journal became shorter" if cuts else "a journal became shorter"
         )
-        is_open = self.has_receipts(shard) and not is_untold
-        since = self._told_since(kept, receipts, is_open)
+        is_open = self.has_receipts(shard) and not lacks_receipts
+        since = self._receipts_since(kept, receipts, is_open)
         gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
-        return Decision(why, barrier, gone, positions, first, since=told, unknown_ms=unknown_ms)
+        return Decision(
+            why, barrier, gone, positions, first, since=receipts_from, unknown_ms=unknown_ms
+        )
 
     def _bound(
         self,
@@ -219,7 +225,7 @@ class Decide:
             return Decision("another group", barrier, since=positions.receipts)
         return Decision(why)
 
-    def _told_since(self, kept: IndexMetadata, receipts: Bounds, is_open: bool) -> int | None:
+    def _receipts_since(self, kept: IndexMetadata, receipts: Bounds, is_open: bool) -> int | None:
         assert kept.binding is not None
         is_known = kept.binding.receipts_id == self.ours.receipts_id
         if is_known and receipts.start <= kept.positions.receipts <= receipts.end:

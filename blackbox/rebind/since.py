@@ -74,11 +74,11 @@ class WrittenSince:
         return self._known[partition]
 
 
-def ended_in_doubt(index: ShardIndex, told: Outcomes, journal: ShardJournal) -> list[int]:
+def ended_in_doubt(index: ShardIndex, outcomes: Outcomes, journal: ShardJournal) -> list[int]:
     """Requests in doubt that were delivered or ended. Raises RecoveryRequired if that cannot be read."""
-    known = {o: claim for o, claim in index.doubtful.items() if o not in told.undelivered}
-    doubtful = {**known, **told.doubtful}
-    claims = [claim for offset, claim in doubtful.items() if offset not in told.ended]
+    known = {o: claim for o, claim in index.doubtful.items() if o not in outcomes.undelivered}
+    doubtful = {**known, **outcomes.doubtful}
+    claims = [claim for offset, claim in doubtful.items() if offset not in outcomes.ended]
     missing, unread = journal.check(claims, PATIENCE_S)
     if unread:
         raise RecoveryRequired(
@@ -86,5 +86,5 @@ def ended_in_doubt(index: ShardIndex, told: Outcomes, journal: ShardJournal) -> 
             f"{next(iter(unread.values()))}; run rebind again later, or with --pending drop"
         )
     absent = {claim.offset for claim in missing}
-    unwanted = index.unwanted([*absent, *told.undelivered.intersection(index.doubtful)])
-    return [*(claim.offset for claim in claims if claim.offset not in absent), *unwanted]
+    ended = index.ended_in_doubt([*absent, *outcomes.undelivered.intersection(index.doubtful)])
+    return [*(claim.offset for claim in claims if claim.offset not in absent), *ended]

@@ -224,12 +224,12 @@ class _TopicRebind:
     ) -> int:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
-        told = self._take_over(shard, decision, gone, writer)
+        outcomes = self._take_over(shard, decision, gone, writer)
         delivers = self._pending == "deliver"
         ended = OffsetSet()
-        ended.add(offset for offset in told.ended if offset >= gone.first)
+        ended.add(offset for offset in outcomes.ended if offset >= gone.first)
         if delivers:
-            ended.add(ended_in_doubt(index, told, self._journal(shard.partition)))
+            ended.add(ended_in_doubt(index, outcomes, self._journal(shard.partition)))
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         leftovers = Leftovers(
             index, gone.first, ended,
@@ -265,8 +265,8 @@ class _TopicRebind:
             first = replace(first, topic_id=gone.topic_id)
         end = journal.receipt_bounds().end
         position, _ = commit_barrier(shard, journal, writer, first, since, end)
-        told = journal.receipts(since, position) if gone.since is not None else iter(())
-        for _, receipt in settled(told):
+        receipts = journal.receipts(since, position) if gone.since is not None else iter(())
+        for _, receipt in settled(receipts):
             if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
                 break
             outcomes.add(receipt)

@@ -69,18 +69,18 @@ class ShardClock:
         self._observed_s: float | None = None
         self._patience_s = OUTDATED_S
 
-    def observe_kafka(self, stamped_ms: int | None, sent_s: float) -> None:
+    def observe_kafka(self, broker_ms: int | None, sent_s: float) -> None:
         """Store the broker's timestamp of a receipt, sent at this monotonic time and just acknowledged.
 
         None: brokers do not timestamp receipts any more, and nothing is known of their clock.
         """
-        if stamped_ms is None:
+        if broker_ms is None:
             with self._lock:
                 self._observed_s = None
             return
         now_s = time.monotonic()
-        least = stamped_ms - now_s * 1000
-        most = stamped_ms + 1 - sent_s * 1000  # timestamps are in whole milliseconds
+        least = broker_ms - now_s * 1000
+        most = broker_ms + 1 - sent_s * 1000  # timestamps are in whole milliseconds
         with self._lock:
             was_set_forward = self._observed_s is None or least > self._kafka_ms
             self._kafka_ms = most if was_set_forward else min(self._kafka_ms, most)

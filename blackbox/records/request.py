@@ -47,7 +47,7 @@ class Shard(NamedTuple):
 class Record(NamedTuple):
     """A record of a request topic as Kafka returned it; `timestamp_ms` is Kafka's.
 
-    `unreadable` says what could not be read at all (a header name that is not UTF-8). `is_stamped`:
+    `unreadable` says what could not be read at all (a header name that is not UTF-8). `has_broker_time`:
     the broker set the timestamp (`LogAppendTime`), not the writer.
     """
 
@@ -57,7 +57,7 @@ class Record(NamedTuple):
     value: bytes | None
     headers: Headers
     unreadable: str | None = None
-    is_stamped: bool = False
+    has_broker_time: bool = False
 
 
 class Reason(StrEnum):

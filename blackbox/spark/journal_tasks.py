@@ -85,7 +85,7 @@ class OutcomeRows:
     ranges: tuple[Range, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (list(_told(chunk)) for chunk in chunks(self.access, self.ranges, batches))
+        found = (list(_outcome_rows(chunk)) for chunk in chunks(self.access, self.ranges, batches))
         return as_batches(found, OUTCOMES)
 
 
@@ -137,7 +137,7 @@ def _written(record: Record) -> tuple[Any, ...]:
     return record.key, record.value, headers
 
 
-def _told(chunk: Chunk) -> Iterator[tuple[Any, ...]]:
+def _outcome_rows(chunk: Chunk) -> Iterator[tuple[Any, ...]]:
     topic, partition = chunk.range.topic.removesuffix(RECEIPTS_SUFFIX), chunk.range.partition
     for at, receipt in read_receipts(chunk.messages):
         for outcome, offset, place in _outcomes(receipt):

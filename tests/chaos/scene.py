@@ -382,7 +382,7 @@ class Scene:
         pending = 0
         for shard, end in ends.items():
             try:
-                standing = self._inspector.standing(shard, 0)
+                standing = self._inspector.shard_stats(shard, 0)
             except IndexLost:
                 return None
             if standing.positions is None or standing.positions.requests < end:

@@ -35,7 +35,9 @@ def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_m
     open_index: Opener,
 ) -> None:
     index = open_index()
-    index.begin(Positions(10, 5), told=20)  # a carried record at 15 counted, says a receipt below 5
+    index.begin(
+        Positions(10, 5), verdicts_below=20
+    )  # a carried record at 15 counted, says a receipt below 5
     store(index, 10, 14, {})  # and Redis has no room for more
 
     with pytest.raises(WalkVoid, match="not yet read from Kafka"):

@@ -81,7 +81,7 @@ def test_operators_see_every_shard(empty: ClusterServers, spread: list[Shard]) -
     for shard in spread:
         fill(empty.url, shard)
     inspector = Inspector.of(empty.url)
-    assert [inspector.standing(shard, NOW_MS).due_now for shard in spread] == [3, 3, 3]
+    assert [inspector.shard_stats(shard, NOW_MS).due_now for shard in spread] == [3, 3, 3]
     inspector.close()
 
 

@@ -44,14 +44,14 @@ def index(open_index: Opener) -> ShardIndex:
 
 
 def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING
+    assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING
     assert inspector.positions(SHARD) is None
     assert inspector.look_up(SHARD, 0) is None
     assert inspector.offset_of(SHARD, "order-1") is None
 
 
 def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
-    inspector.standing(SHARD, NOW_MS)
+    inspector.shard_stats(SHARD, NOW_MS)
     inspector.positions(SHARD)
     inspector.look_up(SHARD, 0)
     inspector.offset_of(SHARD, "order-1")
@@ -61,7 +61,7 @@ def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> No
 def test_an_index_that_was_begun_shows_its_positions(
     inspector: Inspector, index: ShardIndex
 ) -> None:
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(10, 0))
+    assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(10, 0))
     assert inspector.positions(SHARD) == Positions(10, 0)
 
 
@@ -80,7 +80,7 @@ def test_an_index_that_was_emptied_has_no_positions(
     store(index, 10, 11, {10: entry(NOW_MS)})
     client.flushall()
     assert inspector.positions(SHARD) is None
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING
+    assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING
 
 
 def test_the_standing_tells_what_is_due_and_what_comes_next(
@@ -88,14 +88,14 @@ def test_the_standing_tells_what_is_due_and_what_comes_next(
 ) -> None:
     dues_ms = [NOW_MS + 500, NOW_MS - 7000, NOW_MS, NOW_MS + 20]
     store(index, 10, 14, {10 + at: entry(due_ms) for at, due_ms in enumerate(dues_ms)})
-    assert inspector.standing(SHARD, NOW_MS) == ShardStats(
+    assert inspector.shard_stats(SHARD, NOW_MS) == ShardStats(
         Positions(14, 0), pending=4, due_now=2, oldest_due_ms=NOW_MS - 7000, next_due_ms=NOW_MS + 20
     )
 
 
 def test_a_due_time_before_1970_counts_as_due(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(-5)})
-    standing = inspector.standing(SHARD, NOW_MS)
+    standing = inspector.shard_stats(SHARD, NOW_MS)
     assert (standing.due_now, standing.oldest_due_ms) == (1, -5)
 
 
@@ -103,7 +103,7 @@ def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
     other = Shard(SHARD.topic, SHARD.partition + 1)
     assert inspector.positions(other) is None
-    assert inspector.standing(other, NOW_MS) == NOTHING
+    assert inspector.shard_stats(other, NOW_MS) == NOTHING
     assert inspector.look_up(other, 10) is None
     assert inspector.offset_of(other, "order-1") is None
 
@@ -130,7 +130,7 @@ def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardInde
     index.settle({10: "order-1"}, 1)
     assert inspector.look_up(SHARD, 10) is None
     assert inspector.offset_of(SHARD, "order-1") is None
-    assert inspector.standing(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))
+    assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))
 
 
 def test_a_request_whose_payload_is_gone_is_found_without_it(
@@ -161,7 +161,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 client.set("more", "x")
             inspector = Inspector.of(server.url)
-            assert inspector.standing(SHARD, NOW_MS) == ShardStats(None, 1, 1, NOW_MS, None)
+            assert inspector.shard_stats(SHARD, NOW_MS) == ShardStats(None, 1, 1, NOW_MS, None)
             assert inspector.positions(SHARD) is None
             assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
     finally:
@@ -173,7 +173,7 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
     with pytest.raises(
         ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
     ):
-        inspector.standing(SHARD, NOW_MS)
+        inspector.shard_stats(SHARD, NOW_MS)
     with pytest.raises(
         ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
     ):
@@ -181,7 +181,7 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
 
 
 QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
-    "standing": lambda inspector: inspector.standing(SHARD, NOW_MS),
+    "shard_stats": lambda inspector: inspector.shard_stats(SHARD, NOW_MS),
     "positions": lambda inspector: inspector.positions(SHARD),
     "look_up": lambda inspector: inspector.look_up(SHARD, 10),
     "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
@@ -255,7 +255,7 @@ def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
     after: pending.Cursor | None = None
     while not pages or after is not None:
         found, after = page(inspector, [SHARD], PendingFilter(), after, 1000, whole=whole)
-        pages.append([one.place.offset for one in found])
+        pages.append([one.cursor.offset for one in found])
     assert pages == [[10, 11, 12], [13, 14]]
 
 
@@ -294,11 +294,11 @@ def test_what_is_parked_is_listed_last_by_when_it_was_due(
         after, found = None, list[int]()
         while True:
             some, after = page(inspector, [SHARD], wanted, after, 2)
-            found += [one.place.offset for one in some]
+            found += [one.cursor.offset for one in some]
             if after is None:
                 return found
 
     assert listed(PendingFilter()) == [14, 15, 10, 12, 11, 13]
     assert listed(PendingFilter(from_ms=NOW_MS + 11, to_ms=NOW_MS + 14)) == [14, 12, 11, 13]
-    standing = inspector.standing(SHARD, NOW_MS + 14)
+    standing = inspector.shard_stats(SHARD, NOW_MS + 14)
     assert (standing.pending, standing.due_now, standing.next_due_ms) == (6, 1, NOW_MS + 15)

@@ -127,7 +127,7 @@ def test_an_index_that_is_begun_holds_nothing_of_what_was_there(
 
     found = held(client)
     assert (found.positions, found.due, found.holders) == (Positions(0, 0), [], {})
-    assert (found.skip, index.untold(9)) == (set(), (0, []))
+    assert (found.skip, index.unrecorded(9)) == (set(), (0, []))
     assert client.hget(PREFIX + "state", "known_from") == b"0"
 
 
@@ -726,31 +726,31 @@ def test_records_that_did_not_count_are_remembered_until_a_receipt_tells(
     store(index, 2, 4, late(2, 1) | late(3, 0))
     store(open_index(), 4, 9, late(5, 0) | {7: Carried(6, 6, None, entry())})
 
-    assert index.untold(10) == (9, [2, 5, 7])
-    assert index.untold(2) == (9, [2, 5])
-    index.settle({}, 1, told=[2, 5])
-    assert index.untold(10) == (9, [7])
+    assert index.unrecorded(10) == (9, [2, 5, 7])
+    assert index.unrecorded(2) == (9, [2, 5])
+    index.settle({}, 1, recorded=[2, 5])
+    assert index.unrecorded(10) == (9, [7])
 
 
 def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
     open_index: Opener, client: redis.Redis
 ) -> None:
     index = open_index()
-    index.begin(Positions(10, 3), told=14)
+    index.begin(Positions(10, 3), verdicts_below=14)
     index.ignore([12])
 
     store(index, 10, 15, late(11, 4) | late(12, 4) | late(14, 4))
 
     due = {o: entries.decode(stored or b"").reason for o, stored in index.due(NOW_MS, 9).entries}
     assert due == {11: None, 12: "too-late", 14: "too-late"}
-    assert index.untold(10) == (15, [12, 14])
+    assert index.unrecorded(10) == (15, [12, 14])
 
 
 def test_records_that_did_not_count_are_told_only_below_the_position(index: ShardIndex) -> None:
     index.ignore([4, 5, 6])
     store(index, 0, 6, {})
 
-    assert index.untold(10) == (6, [4, 5])
+    assert index.unrecorded(10) == (6, [4, 5])
 
 
 def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(

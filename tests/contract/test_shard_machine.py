@@ -197,7 +197,7 @@ class ShardMachine(RuleBasedStateMachine):
             writer=writer,
             confirm=lambda: None,
             apply=lambda batch, opening: intake.apply(batch, self.now_ms, opening),
-            ahead=lambda batch: intake.upcoming(batch, self.now_ms),
+            upcoming=lambda batch: intake.upcoming(batch, self.now_ms),
             now_ms=lambda: self.now_ms,
         )
         low_water = LowWater(SHARD, index, writer, lambda: self.now_ms)

@@ -171,11 +171,11 @@ def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
         """Others have their turn between any two commands."""
 
         def run(
-            self, commands: Iterable[bytes], meanwhile: Callable[[], None] | None = None
+            self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
         ) -> list[Any]:
             found: list[Any] = []
             for command in commands:
-                found += super().run([command], meanwhile)
+                found += super().run([command], while_busy)
                 at = index.positions.requests
                 store(index, at, at + 1, {at: entry()})
                 index.settle({at: None}, at + 1)
@@ -222,7 +222,7 @@ def test_a_walk_that_goes_on_while_its_owner_works_is_not_void(
     store(index, 0, 9, {4: entry(), 5: entry()})
     walking = walk()
     store(open_index(), 9, 12, {10: entry()})
-    index.settle({5: None}, 4, mark=Mark(4, 0), told=[2])
+    index.settle({5: None}, 4, mark=Mark(4, 0), recorded=[2])
 
     assert walked(walking) == 4
 

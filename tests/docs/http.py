@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple, cast
 
 from blackbox.admin.admin import Admin
-from blackbox.api.access import LOOKS, OPEN
+from blackbox.api.access import OPEN_PATHS, READING_METHODS
 from blackbox.api.app import make_app
 from blackbox.api.health import Health
 from blackbox.config.settings import load
@@ -26,7 +26,7 @@ def table_of_requests() -> str:
 
 def table_of_open_paths() -> str:
     """The paths that need no token."""
-    return codes(OPEN)
+    return codes(OPEN_PATHS)
 
 
 def table_of_statuses() -> str:
@@ -74,9 +74,9 @@ class _Operation(NamedTuple):
 
     @property
     def token(self) -> str:
-        if self.method not in LOOKS:
+        if self.method not in READING_METHODS:
             return "change"
-        return "none" if self.path in OPEN else "read"
+        return "none" if self.path in OPEN_PATHS else "read"
 
     def failures(self) -> list[str]:
         return [status for status in self.answers if status >= "300"]

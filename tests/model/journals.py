@@ -170,7 +170,7 @@ def planned(records: Records, seen: Index, start: int, end: int) -> Planned:
         counted=of_kind(records, tuple(NAMED_BY)) & below(end) & ~below(start) & ~ignored,
         ignored=ignored,
         moved=plan.moved[0] if plan.moved.get(0) in plan.puts else seen.moved,
-        was_ended=plan.ended.get(0, seen.ended),
+        was_ended=plan.cancelled_cold.get(0, seen.ended),
     )
 
 
@@ -192,10 +192,10 @@ def _view(records: Records, seen: Index) -> View:
         members(seen.cold),
         seen.known_from,
         named,
-        told=seen.told,
+        verdicts_below=seen.told,
         ignored=members(seen.ignored),
         early=frozenset(members(seen.early)),
-        ended={} if seen.ended == NOWHERE else {0: seen.ended},
+        cancelled_cold={} if seen.ended == NOWHERE else {0: seen.ended},
         has_cold=seen.cold != 0,
     )
 

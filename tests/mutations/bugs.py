@@ -50,7 +50,7 @@ BUGS = (
         (
             Change(
                 "index/intake_changes.py",
-                "                if not is_in_flight and self._exec(commands, meanwhile if attempt == 0 else None):\n",
+                "                if not is_in_flight and self._exec(commands, while_busy if attempt == 0 else None):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
                 "                if not is_in_flight and self._exec([moved]) and self._exec(commands):\n",
             ),
@@ -92,8 +92,8 @@ BUGS = (
         (
             Change(
                 "index/dispatch_changes.py",
-                "ahead = [offset for offset in removals if offset >= found.requests]",
-                "ahead = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
+                "unread = [offset for offset in removals if offset >= found.requests]",
+                "unread = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
             ),
             Change(
                 "index/opening_changes.py",
@@ -284,7 +284,13 @@ BUGS = (
     Bug(
         "ended-by-id-forgotten",
         "a cancel by the first id is forgotten while what it ends is cold",
-        (Change("core/resolve.py", "            plan.ended[asked] = by\n", "            pass\n"),),
+        (
+            Change(
+                "core/resolve.py",
+                "            plan.cancelled_cold[asked] = by\n",
+                "            pass\n",
+            ),
+        ),
         (),
     ),
     Bug(
@@ -341,7 +347,7 @@ BUGS = (
         (
             Change(
                 "core/plan.py",
-                "return offset < told and offset not in self.ignored",
+                "return offset < below and offset not in self.ignored",
                 "return offset not in self.ignored",
             ),
         ),
@@ -932,8 +938,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                goes_on = did.is_full and not batch.alone and not self._came_out\n",
-                "                goes_on = did.is_full and not batch.alone\n",
+                "                reads_ahead = did.is_full and not batch.alone and not self._has_released\n",
+                "                reads_ahead = did.is_full and not batch.alone\n",
             ),
         ),
         (),
@@ -991,7 +997,7 @@ BUGS = (
         (
             Change(
                 "core/resolve.py",
-                "        if by is None:\n            plan.unwanted.add(offset)\n        return False\n",
+                "        if by is None:\n            plan.ended_in_doubt.add(offset)\n        return False\n",
                 "        return by is not None\n",
             ),
         ),
@@ -1004,8 +1010,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "        if self._doubtful.claims and now_ms >= self._doubtful.again_ms:\n",
-                "        if self._doubtful.claims and not self._doubtful.again_ms:\n",
+                "        if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:\n",
+                "        if self._doubtful.claims and not self._doubtful.check_at_ms:\n",
             ),
         ),
         (),
@@ -1136,7 +1142,7 @@ BUGS = (
         (
             Change(
                 "core/due_batch.py",
-                "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in OF_A_TOPIC)\n",
+                "    return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in TOPIC_WIDE_REASONS)\n",
                 "    return refusal[0] == Reason.UNREACHABLE and to != LETTERS\n",
             ),
         ),

@@ -76,7 +76,7 @@ class Read:
         self.world.flush()
 
     def pending(self, shard: Shard) -> int:
-        return self.inspector.standing(shard, Clock().earliest_ms()).pending
+        return self.inspector.shard_stats(shard, Clock().earliest_ms()).pending
 
     def have(self, shards: Iterable[Shard], count: int) -> bool:
         return all(self.pending(shard) == count for shard in shards)

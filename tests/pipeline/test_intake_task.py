@@ -160,7 +160,7 @@ class Place:
         return self.inspector.positions(shard or self.shard)
 
     def pending(self, shard: Shard | None = None) -> int:
-        return self.inspector.standing(shard or self.shard, now_ms()).pending
+        return self.inspector.shard_stats(shard or self.shard, now_ms()).pending
 
     def entry(self, offset: int) -> Entry:
         pending = self.inspector.look_up(self.shard, offset)

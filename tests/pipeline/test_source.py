@@ -489,13 +489,13 @@ def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> N
     ends = Ends(topic.access)
     position = {(topic.name, 0): 0, (topic.name, 1): 0}
 
-    assert not ends.wait_for_news(position, 0.2)
+    assert not ends.wait_for_records(position, 0.2)
     for count in range(1, 4):
         for number in (0, 1):
             topic.write("x", partition=number)
-            until("news", lambda: ends.wait_for_news(position, 0.2), 10)
+            until("news", lambda: ends.wait_for_records(position, 0.2), 10)
             position[topic.name, number] = count
-            assert not ends.wait_for_news(position, 0.2)
+            assert not ends.wait_for_records(position, 0.2)
     ends.close()
 
 

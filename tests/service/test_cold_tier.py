@@ -321,7 +321,7 @@ def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
     world.ask(600, within_s=12)
     inspector = Inspector.of(world.redis.url)
     shards = [Shard(world.requests, partition) for partition in range(PARTITIONS)]
-    until("some are cold", lambda: sum(inspector.standing(s, 0).cold for s in shards) > 100)
+    until("some are cold", lambda: sum(inspector.shard_stats(s, 0).cold for s in shards) > 100)
     inspector.close()
 
     verdict = world.wait_delivered()

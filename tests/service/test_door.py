@@ -17,11 +17,11 @@ import pytest
 
 from blackbox.admin.admin import Admin, Stats
 from blackbox.admin.changes import Rescheduled
-from blackbox.admin.pending import Cursor, Found, PendingFilter
+from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
 from blackbox.api import door, turns
-from blackbox.api.access import OPEN, OPEN_FOLDER
+from blackbox.api.access import OPEN_FOLDER, OPEN_PATHS
 from blackbox.api.app import make_app
-from blackbox.api.dead_letters import MOST_TOLD_BYTES
+from blackbox.api.dead_letters import MOST_ANSWER_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.api.turns import READS_AT_ONCE
@@ -29,7 +29,7 @@ from blackbox.config.settings import SettingsError, load
 from blackbox.core.request_status import RequestStatus
 from blackbox.engine.metrics import Metrics
 from blackbox.index.inspector import Pending
-from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, Letter
+from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, DeadLetter
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard
 from tests.service.test_http import HOST, Patient
@@ -174,7 +174,7 @@ def test_every_route_that_is_not_known_to_be_open_asks_for_a_token(guarded: Http
         for path, operations in described.items():
             for method in operations:
                 status = stranger.request(method, path).status_code
-                assert status == (200 if path in OPEN else 401), (method, path)
+                assert status == (200 if path in OPEN_PATHS else 401), (method, path)
                 if method != "get":
                     assert reader.request(method, path).status_code in (401, 403)
         assert stranger.get("/nothing-of-the-kind").status_code == 401
@@ -211,7 +211,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault(
 
 def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
     class Asked(Nobody):
-        def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+        def send(self, values: list[bytes], caller: str | None) -> list[str]:
             return [f"{caller} asked for {json.loads(value)}" for value in values]
 
     with client(opened(Asked())) as allowed:
@@ -224,7 +224,7 @@ def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
 class Naming(Nobody):
     """Tells who asked."""
 
-    def ask(self, values: list[bytes], caller: str | None) -> list[str]:
+    def send(self, values: list[bytes], caller: str | None) -> list[str]:
         return [str(caller)]
 
 
@@ -285,10 +285,10 @@ def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
 class Dead(Nobody):
     """A letter of somebody's secrets."""
 
-    def letters(self, *_: object, **__: object) -> list[Letter]:
+    def letters(self, *_: object, **__: object) -> list[DeadLetter]:
         value = b'{"message": "secret"}'
         return [
-            Letter(
+            DeadLetter(
                 place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller="shop",
                 key=b"secret", value=value, headers=[], value_bytes=21, target="orders",
             )
@@ -308,10 +308,10 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
 class Binary(Nobody):
     """As many letters as are wanted, whose keys and values take several times as many bytes in an answer."""
 
-    def letters(self, *_: object, limit: int, most_bytes: int, **__: object) -> list[Letter]:
+    def letters(self, *_: object, limit: int, most_bytes: int, **__: object) -> list[DeadLetter]:
         text = b"\x01" * most_bytes
         return [
-            Letter(
+            DeadLetter(
                 place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller="shop",
                 key=key, value=text, headers=[], value_bytes=len(text), target="orders",
             )
@@ -324,7 +324,7 @@ def test_dead_letters_have_a_few_megabytes_as_they_are_sent(opened: Open, limit:
     with client(opened(Binary())) as reader:
         answer = reader.get("/dead-letters", params={"limit": limit})
     assert len(answer.json()["letters"]) == limit
-    assert 0.9 * MOST_TOLD_BYTES < len(answer.content) < MOST_TOLD_BYTES + limit * 300
+    assert 0.9 * MOST_ANSWER_BYTES < len(answer.content) < MOST_ANSWER_BYTES + limit * 300
 
 
 class Watched(Nobody):
@@ -334,7 +334,7 @@ class Watched(Nobody):
         self.looking = self.most_looking = 0
         self.wanted: list[int] = []
 
-    def letters(self, *_: object, most_bytes: int, **__: object) -> list[Letter]:
+    def letters(self, *_: object, most_bytes: int, **__: object) -> list[DeadLetter]:
         self.looking += 1
         self.most_looking = max(self.most_looking, self.looking)
         self.wanted.append(most_bytes)
@@ -356,7 +356,7 @@ def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
     assert watched.most_looking == 1
     assert statuses[200] >= 2
     assert statuses[200] + statuses[503] == 8
-    assert 2 * 1000 * watched.wanted[0] <= MOST_TOLD_BYTES
+    assert 2 * 1000 * watched.wanted[0] <= MOST_ANSWER_BYTES
     assert watched.wanted[-1] == MOST_SHOWN_BYTES
 
 
@@ -370,13 +370,13 @@ class Scheduled(Nobody):
 
     def page(
         self, _: PendingFilter, after: Cursor | None, *__: object, whole: bool
-    ) -> tuple[list[Found], Cursor | None]:
+    ) -> tuple[list[FoundPending], Cursor | None]:
         assert whole
         self.read += 1
         number = 0 if after is None else after.offset
         place = Cursor(0, Shard("TB", 0), number + 1)
         entry = Entry("orders", b"x" * self._size, 0, caller_id=f"page {number}")
-        found = [Found(place, Pending(0, entry))] * self._counts[number]
+        found = [FoundPending(place, Pending(0, entry))] * self._counts[number]
         return found, place if number + 1 < len(self._counts) else None
 
     def paused(self) -> dict[str, int]:

@@ -14,9 +14,9 @@ from blackbox.journal.dead_letter_topic import (
     HEADER,
     LONGEST_STRETCH,
     MOST_SHOWN_BYTES,
+    DeadLetter,
     DeadLetterTopic,
-    Letter,
-    beginning,
+    first_bytes,
 )
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
@@ -82,10 +82,10 @@ def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
 def test_what_is_cut_ends_with_a_whole_character(text: str) -> None:
     held = text.encode()
     for most in range(1, 8):
-        assert beginning(held, most) == held[:most].decode(errors="ignore").encode()
+        assert first_bytes(held, most) == held[:most].decode(errors="ignore").encode()
 
 
-def number_of(letter: Letter) -> int | None:
+def number_of(letter: DeadLetter) -> int | None:
     return None if letter.became else int(letter.value or b"")
 
 

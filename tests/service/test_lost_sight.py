@@ -83,11 +83,11 @@ def test_who_waits_for_requests_goes_on_waiting(
 ) -> None:
     ends = Ends(access)
     first = {(world.requests, 0): 0}
-    assert not ends.wait_for_news(first, 0.1)
+    assert not ends.wait_for_records(first, 0.1)
     sights.lose()
     world.send_raw(b"news", partition=0)
     world.flush()
-    until("it is heard of", lambda: ends.wait_for_news(first, 0.5))
+    until("it is heard of", lambda: ends.wait_for_records(first, 0.5))
     assert len(sights.made) == 2
     ends.close()
 

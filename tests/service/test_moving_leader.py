@@ -41,7 +41,7 @@ def test_a_request_that_was_refused_is_written_before_those_behind_it(
     world: World, leader: MovingLeader
 ) -> None:
     with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as asker:
-        asked = [asker.ask(LARGE.encode(), partition=0) for _ in range(3)]
+        asked = [asker.write(LARGE.encode(), partition=0) for _ in range(3)]
         assert [one.place[1] for one in asked] == [0, 1, 2]
     assert world.requests in leader.refused
 

@@ -41,11 +41,11 @@ def test_a_request_is_written_while_letters_are_put_away(
         return ClosedLetters([], {})
 
     monkeypatch.setattr(DeadLetters, "close_letters", slow)
-    monkeypatch.setattr(admin, "_registry", lambda: None)
+    monkeypatch.setattr(admin, "_lookup", lambda: None)
     with ThreadPoolExecutor() as pool:
         putting_away = pool.submit(admin.close_letters, ["letters/0@1"], replay=False)
         assert begun.wait(10)
-        [id] = pool.submit(admin.ask, [request_value("orders", 1, countdown_s=9)], None).result(5)
+        [id] = pool.submit(admin.send, [request_value("orders", 1, countdown_s=9)], None).result(5)
         assert not putting_away.done()
         may_end.set()
         putting_away.result(10)
@@ -98,8 +98,8 @@ def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cance
             town.end = at + 1
             return at
 
-        monkeypatch.setattr(module, "TAKEN_IN_WITHIN_S", 0.2)
-        monkeypatch.setattr(admin, "_registry", lambda: town)
+        monkeypatch.setattr(module, "READ_WITHIN_S", 0.2)
+        monkeypatch.setattr(admin, "_lookup", lambda: town)
         monkeypatch.setattr(admin, "_places", lambda text: [(SHARD, ASKED)])
         monkeypatch.setattr(Changes, "_write_cancel", written)
         return admin.cancel(request_id(SHARD, ASKED))

@@ -77,7 +77,7 @@ def open_shard(
             writer=writer,
             confirm=lambda: None,
             apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening),
-            ahead=lambda batch: intake.upcoming(batch, NOW_MS),
+            upcoming=lambda batch: intake.upcoming(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
         )
         replace(recovery, **given).open()

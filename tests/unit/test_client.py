@@ -151,12 +151,12 @@ def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
     sent: list[bytes] = []
 
     class Recorder(RequestWriter):
-        def ask(self, value: bytes | None, **more: Any) -> PendingWrite:
+        def write(self, value: bytes | None, **more: Any) -> PendingWrite:
             sent.append(value or b"")
-            return super().ask(value, **more)
+            return super().write(value, **more)
 
     client = Client("in-process", kafka_settings=MOCK)
-    client._asker = Recorder("in-process", kafka_settings=MOCK)
+    client._writer = Recorder("in-process", kafka_settings=MOCK)
     client.send_later(b"\xff\x00", b"\x00\xff", "orders", when)
     client.send_later("k", {"a": 1}, "orders", timedelta(milliseconds=1500), id="r-17",
                       headers={"trace": "x"}, expires_after=timedelta(minutes=1))  # fmt: skip
@@ -190,7 +190,7 @@ def test_coroutines_get_their_ids_as_well() -> None:
 
 
 def test_every_acknowledgement_is_taken(asker: RequestWriter) -> None:
-    asked = [asker.ask(request_value("orders", n, countdown_s=1)) for n in range(100)]
+    asked = [asker.write(request_value("orders", n, countdown_s=1)) for n in range(100)]
     asker.flush()
     assert all(one.is_settled for one in asked)
     assert len({one.id for one in asked}) == 100
@@ -201,7 +201,7 @@ AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 
 def test_a_request_that_kafka_does_not_take_says_so() -> None:
     asker = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
-    asked = asker.ask(request_value("orders", "hi", countdown_s=1))
+    asked = asker.write(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
     with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
@@ -219,13 +219,13 @@ def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
 
     with monkeypatch.context() as patched:
         patched.setattr("blackbox.client.request_writer.produce", refuse)
-        refused = client._asker.ask(request_value("orders", "hi", countdown_s=1))
+        refused = client._writer.write(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match="Kafka rejected the request"):
         _ = refused.id
     assert client.send_later(None, "hi", "orders", SOON)
     with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
-        client._asker.flush()
-    client._asker.flush()
+        client._writer.flush()
+    client._writer.flush()
 
 
 def test_a_client_whose_request_was_not_taken_can_be_left_in_peace() -> None:

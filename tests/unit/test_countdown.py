@@ -335,7 +335,7 @@ def test_the_countdown_of_a_record_that_the_broker_stamped_runs_from_there_howev
     ahead_ms = LATEST_MS + 3_600_000
     value = with_fields('"countdown": 60').encode()
     for _ in range(2):  # the second time it is a usual one, which is read another way
-        stamped = Record(7, ahead_ms, None, value, [], is_stamped=True)
+        stamped = Record(7, ahead_ms, None, value, [], has_broker_time=True)
         asked = format.parse(stamped, LATEST_MS)
         assert isinstance(asked, Request)
         assert asked.due_ms == ahead_ms + 60_000

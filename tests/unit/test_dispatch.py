@@ -1863,8 +1863,8 @@ def test_brokers_that_do_not_say_whether_a_target_is_there_are_waited_for(
     pend(to("orders"))
     dispatch = make()
 
-    def silent(topics: Iterable[str], *, anew: bool = False) -> dict[str, Refusal]:
-        if anew:
+    def silent(topics: Iterable[str], *, refresh: bool = False) -> dict[str, Refusal]:
+        if refresh:
             raise JournalLost("no answer")
         return {}
 

@@ -55,7 +55,7 @@ class Owners:
         Recovery(
             shard=SHARD, group="blackbox", index=index, journal=self.journal, writer=self.writer,
             confirm=lambda: None, apply=lambda batch, how: intake.apply(batch, NOW_MS, how),
-            ahead=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
+            upcoming=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
             has_room=has_room,
         ).open()  # fmt: skip
 

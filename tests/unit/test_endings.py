@@ -201,7 +201,7 @@ def schedule_cancel(offset: int) -> Record:
 def looked_for(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
     """Which schedules with the ids of these records are overtaken. They were written before the backlog."""
     ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
-    some.look_ahead(position, ended)
+    some.read_backlog(position, ended)
     found = some.overtaken(position, ended, {"schedules/2": [(-1, length)]})
     return sorted(offset + length for offset in found)
 

@@ -222,5 +222,8 @@ def test_a_request_that_was_carried_and_cancelled_in_one_batch_is_not_accepted_a
 def test_a_timestamp_of_the_broker_that_is_later_than_our_clocks_is_told(
     is_stamped: bool, by_ms: int, told: int | None
 ) -> None:
-    last = Record(0, NOW_MS + by_ms, None, b"{}", [], is_stamped=is_stamped)
-    assert parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).ahead_ms == told
+    last = Record(0, NOW_MS + by_ms, None, b"{}", [], has_broker_time=is_stamped)
+    assert (
+        parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).broker_ahead_ms
+        == told
+    )

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from blackbox.api.answers import LetterState
-from blackbox.journal.dead_letter_topic import Letter
+from blackbox.journal.dead_letter_topic import DeadLetter
 
 
 def shown(value: bytes, most_bytes: int) -> tuple[str | None, str | None]:
-    letter = Letter(
+    letter = DeadLetter(
         place="letters/0@1", at_ms=0, reason="x", detail="x", source="x", caller=None,
         key=None, value=value, headers=[], value_bytes=len(value),
     )  # fmt: skip

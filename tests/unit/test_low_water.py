@@ -51,7 +51,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
     [receipt] = writer.receipts
     assert (receipt.mark, receipt.read, receipt.ignored) == (mark, 3, [1, 2])
     assert (receipt.topic_id, receipt.group) == ("topic", "group")
-    assert index.untold(10) == (3, [])
+    assert index.unrecorded(10) == (3, [])
 
 
 def test_a_mark_comes_with_the_last_of_what_did_not_count(
@@ -90,7 +90,7 @@ def test_what_no_receipt_could_tell_stays_to_be_told(
         low_water.write(Positions(2, 0), 2)
 
     assert low_water.last is None
-    assert index.untold(10) == (2, [1])
+    assert index.unrecorded(10) == (2, [1])
 
 
 def test_receipts_are_needed_from_the_last_pair_below_what_is_pending() -> None:
@@ -153,7 +153,7 @@ class Part:
     def tick(self, now_ms: int) -> Dispatched:
         return Dispatched()
 
-    def untold(self, most: int) -> tuple[int, Sequence[int]]:
+    def unrecorded(self, most: int) -> tuple[int, Sequence[int]]:
         return 3, []
 
     def begin(self) -> None: ...

@@ -40,7 +40,7 @@ class Part:
     def open(self) -> Recovered:
         return Recovered(0, 0, 0)
 
-    def store(self, parsed: Parsed, now_ms: int, meanwhile: Any = None) -> Taken:
+    def store(self, parsed: Parsed, now_ms: int, while_busy: Any = None) -> Taken:
         return Taken(1, 0, 0, 0, self.first_due_ms)
 
     def tick(self, now_ms: int) -> Dispatched:

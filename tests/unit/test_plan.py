@@ -270,7 +270,7 @@ def behind(known_from: int = 5, told: int = 14, ignored: tuple[int, ...] = ()) -
     """An index that was begun at `known_from`, by receipts that told of what came up to `told`."""
     named = {"id of 3": Named(3, False, None), "id of 9": Named(9, False, None)}
     found = view(known_from=known_from, named=named)
-    return found._replace(told=told, ignored=set(ignored))
+    return found._replace(verdicts_below=told, ignored=set(ignored))
 
 
 TOO_LATE = entry()._replace(reason="too-late")
@@ -367,21 +367,23 @@ def test_a_cancel_by_the_first_id_ends_a_cold_request_when_it_is_carried_on() ->
     at_once = resolve(
         [(10, BY_ID), (11, carried(5, "a", origin=3)), (12, carried(11, origin=3))], found
     )
-    later = resolve([(11, carried(5, "a", origin=3))], found._replace(ended={3: 10}))
+    later = resolve([(11, carried(5, "a", origin=3))], found._replace(cancelled_cold={3: 10}))
 
-    assert at_once.ended == {3: 10}
+    assert at_once.cancelled_cold == {3: 10}
     for plan in (at_once, later):
         assert (plan.puts, plan.to_cold, plan.from_cold, plan.cancelled) == ({}, set(), {5}, 1)
         assert 11 in plan.ignored
 
 
 def test_a_cancel_ends_no_request_that_is_asked_for_behind_it() -> None:
-    found = view(named={"x": Named(12, False, None)})._replace(has_cold=True, ended={12: 10})
+    found = view(named={"x": Named(12, False, None)})._replace(
+        has_cold=True, cancelled_cold={12: 10}
+    )
 
-    assert resolve([(10, BY_ID)], found).ended == {}
-    assert resolve([(11, carried(5, origin=4))], found._replace(cold={5}, ended={4: 11})).moved == {
-        4: 11
-    }
+    assert resolve([(10, BY_ID)], found).cancelled_cold == {}
+    assert resolve(
+        [(11, carried(5, origin=4))], found._replace(cold={5}, cancelled_cold={4: 11})
+    ).moved == {4: 11}
 
 
 def test_a_cancel_by_id_of_a_request_before_the_index_began_changes_nothing() -> None:

@@ -174,7 +174,7 @@ def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
 
     found = held(client)
     assert (found.offsets(), found.holders, found.skip) == ([5, 6, 7], {}, set())
-    assert empty_index.untold(10) == (8, [])
+    assert empty_index.unrecorded(10) == (8, [])
     assert recovered.gone == 0
 
 
@@ -854,7 +854,7 @@ def test_a_carried_record_of_a_request_below_the_mark_counts_unless_a_receipt_sa
     recovery.open()
 
     assert (reasons(client), held(client).holders) == ({2: None, 3: None}, {"a": 3})
-    assert empty_index.untold(10) == (6, [4, 5])
+    assert empty_index.unrecorded(10) == (6, [4, 5])
 
 
 def test_without_a_mark_carried_records_of_removed_requests_count(

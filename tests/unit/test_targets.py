@@ -168,7 +168,7 @@ def test_who_asks_keeps_the_client_that_it_asked(monkeypatch: pytest.MonkeyPatch
 
     targets._admin = cast(Any, Silent(replace))
     with pytest.raises(JournalLost):
-        targets.unavailable(["orders"], anew=True)
+        targets.unavailable(["orders"], refresh=True)
 
 
 def test_who_says_nothing_is_not_waited_for_for_ever() -> None:

@@ -148,7 +148,7 @@ def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follow
     receipts = iter((7, 9))
 
     def produced(receipt: Receipt, places: Places) -> None:
-        writer._stamped_ms = stamped_ms
+        writer._receipt_ms = stamped_ms
         places["TB.receipts/0"] = [(-1, next(receipts))]
 
     monkeypatch.setattr(writer, "_produce_receipt", produced)

@@ -120,8 +120,8 @@ class _WindowRun:
                 if now - looked >= poll_s:
                     looked = now
                     self._owners.poll()
-                is_news = self._owners.open_shards() != self._reported
-                if is_news or now - reported >= REPORT_S:
+                has_changed = self._owners.open_shards() != self._reported
+                if has_changed or now - reported >= REPORT_S:
                     reported = now
                     self._observe()
                     report = self._report()

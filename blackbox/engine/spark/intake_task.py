@@ -119,18 +119,18 @@ class _Intakes:
         """
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
-        ahead: list[tuple[Shard, Parsed | _Unread] | Exception] = []
+        next_one: list[tuple[Shard, Parsed | _Unread] | Exception] = []
 
         def read_ahead() -> None:
-            if not ahead:
+            if not next_one:
                 try:
-                    ahead.extend(islice(coming, 1))
+                    next_one.extend(islice(coming, 1))
                 except Exception as failure:  # it must not fail the store in progress
-                    ahead.append(failure)
+                    next_one.append(failure)
 
         read_ahead()
-        while ahead:
-            found = ahead.pop()
+        while next_one:
+            found = next_one.pop()
             if isinstance(found, Exception):
                 raise found
             shard, batch = found
@@ -171,17 +171,17 @@ class _Intakes:
             yield shard, parse(format, batch, latest_ms, horizon_ms, rulings)
         yield from unread
 
-    def _store(self, so_far: Stored, parsed: Parsed, meanwhile: Callable[[], None]) -> Stored:
+    def _store(self, so_far: Stored, parsed: Parsed, while_busy: Callable[[], None]) -> Stored:
         shard = so_far.shard
         was_held = shard in self._held
         try:
             try:
-                taken, position = self._store_in_order(shard, parsed, meanwhile)
+                taken, position = self._store_in_order(shard, parsed, while_busy)
             except IndexLost:
                 if not was_held:
                     raise
                 self._drop(shard)  # a connection that was kept may have been closed since
-                taken, position = self._store_in_order(shard, parsed, meanwhile)
+                taken, position = self._store_in_order(shard, parsed, while_busy)
             self._announce(shard, taken)
             return so_far._replace(taken=_sum(so_far.taken, taken), position=position)
         except (RecoveryRequired, IndexFull) as reason:
@@ -189,12 +189,12 @@ class _Intakes:
             return _stopped_by(so_far, reason)
 
     def _store_in_order(
-        self, shard: Shard, parsed: Parsed, meanwhile: Callable[[], None]
+        self, shard: Shard, parsed: Parsed, while_busy: Callable[[], None]
     ) -> tuple[Taken, int]:
         """Store a batch, after what is missing before it; returns what was taken and the position reached."""
         index, intake = self._hold(shard)
         try:
-            taken = intake.store(parsed, self._clock.latest_ms(), meanwhile)
+            taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
         except PositionsMoved:
             before = self._read_up_to(parsed.start, shard, index, intake)
             taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
@@ -256,7 +256,7 @@ class _Intakes:
         return self._known_ids.get(topic)
 
     def _has_receipt_since(self, shard: Shard, offset: int) -> bool:
-        with closing(ShardJournal(shard, self._access, ahead=1)) as journal:
+        with closing(ShardJournal(shard, self._access, prefetched=1)) as journal:
             end = journal.receipt_bounds().end
             return next(iter(journal.receipts(offset, end)), None) is not None
 
@@ -296,5 +296,7 @@ def _sum(one: Taken, other: Taken) -> Taken:
         **{name: getattr(one, name) + getattr(other, name) for name in counts},
         first_due_ms=min(first_ms, default=None),
         refused=Counter(one.refused) + Counter(other.refused),
-        ahead_ms=one.ahead_ms if other.ahead_ms is None else other.ahead_ms,
+        broker_ahead_ms=one.broker_ahead_ms
+        if other.broker_ahead_ms is None
+        else other.broker_ahead_ms,
     )

@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader):
         reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
         if reachable == start and not was_first:
-            if not self._ends.wait_for_news(start, NEWS_S):
+            if not self._ends.wait_for_records(start, NEWS_S):
                 return start
             reachable = self._reachable(self._ends, start)
         return reachable if most is None else self._size.plan(start, reachable, most)

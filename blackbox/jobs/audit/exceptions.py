@@ -53,16 +53,16 @@ def _pending_throughout() -> Column:
 
 
 def _over_throughout() -> Column:
-    was_told = col("receipt") < col("receipts_low")
-    is_left = is_true(col("keeps_cold_bit") & col("cold"))
-    was_ended = ((col("ended_by") < col("requests_low")) & ~is_left) | is_true(
+    had_outcome = col("receipt") < col("receipts_low")
+    keeps_bit = is_true(col("keeps_cold_bit") & col("cold"))
+    was_ended = ((col("ended_by") < col("requests_low")) & ~keeps_bit) | is_true(
         col("carried_by") < col("requests_low")
     )
-    never_asked = (col("offset") < col("requests_low")) & (
+    is_no_request = (col("offset") < col("requests_low")) & (
         col("kind").isNull() | col("kind").isin("cancel", "void")
     )
     not_read = (col("offset") >= col("requests_high")) & col("steady")
-    return any_of(was_told, was_ended, never_asked, not_read)
+    return any_of(had_outcome, was_ended, is_no_request, not_read)
 
 
 def _rules() -> dict[str, tuple[Column, Column]]:
@@ -134,12 +134,12 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         when(several, copies).otherwise(said_twice),
     )
     early, said_early = rules["early"]
-    stamped = col("early_ms") > lit(0)
+    early_in_target = col("early_ms") > lit(0)
     rules["early"] = (
-        early | stamped,
-        when(stamped, _text("in its target ", col("early_ms"), " ms before it was due")).otherwise(
-            said_early
-        ),
+        early | early_in_target,
+        when(
+            early_in_target, _text("in its target ", col("early_ms"), " ms before it was due")
+        ).otherwise(said_early),
     )
     delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
     is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
@@ -150,7 +150,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         delivered & is_kept & ~any_of(several, same),
         _text("told to be", _at("to_"), ", which has another message or none"),
     )
-    is_told = (
+    has_receipt = (
         is_true(delivered & same)
         | (col("outcomes") > lit(1))
         | (
@@ -159,7 +159,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         )
     )
     rules["unaccounted"] = (
-        is_known() & (col("copies") == lit(1)) & ~is_true(is_told),
+        is_known() & (col("copies") == lit(1)) & ~is_true(has_receipt),
         _text(_place("one.at_"), " contains it, but no receipt says so"),
     )
 
