@@ -69,6 +69,7 @@ class Dispatch:
     _removed: int = 0
     _paused: frozenset[str] | None = None
     _has_released: bool = False
+    _has_skipped: bool = False
     _doubtful: Doubtful = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class Dispatch:
             if batch.ready or batch.dead:
                 # no read-ahead while a parked backlog comes out: it is stored apart from what is due
                 reads_ahead = did.is_full and not batch.alone and not self._has_released
-                reads_ahead = reads_ahead and not self._release()
+                reads_ahead = reads_ahead and not self._release() and not self._has_skipped
                 self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
             else:
                 self._defer(batch.deferred, did, now_ms)
@@ -138,6 +139,7 @@ class Dispatch:
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
         due = self.index.due(now_ms, self.batch_limit, release=self._release())
+        self._has_skipped = False
         return self._triaged(due, now_ms)
 
     def _release(self) -> Collection[str]:
@@ -150,6 +152,9 @@ class Dispatch:
         self._removed = self.index.removed
         in_flight = before.ready.keys() | before.dead.keys()
         due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
+        # What is in flight is skipped by rank. Reading some of it again means that as many others
+        # were skipped, which came in later and were due earlier: the next read begins with them.
+        self._has_skipped = due.left_out > 0
         due = due._replace(
             is_full=True,
             pending=due.pending - len(in_flight),

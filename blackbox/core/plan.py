@@ -133,7 +133,8 @@ class DueEntries(NamedTuple):
     `paused` are the targets that get nothing now. `parked` maps each band with parked entries to
     its target. `released` are entries that were read from bands; they come first. `backlogs` are
     the targets that have more of them. `doubtful` are requests, due now or later, of which it is
-    not known whether they were delivered.
+    not known whether they were delivered. `left_out` counts entries that were read and are not in
+    `entries`: they are being delivered already, or have just ended.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -146,6 +147,7 @@ class DueEntries(NamedTuple):
     released: frozenset[int] = frozenset()
     backlogs: frozenset[str] = frozenset()
     doubtful: Mapping[int, Claim] = {}
+    left_out: int = 0
 
 
 Postponed = tuple[int, Entry | None]

@@ -74,10 +74,9 @@ class DispatchChanges(PostponingChanges):
                     del left[band]
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
+            entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
             return DueEntries(
-                entries=self._still_there(
-                    stored[len(ready) :] + stored[: len(ready)], passing_over
-                ),
+                entries=entries,
                 is_full=is_cut or any_full,
                 next_due_ms=int(float(after[1])) if after else None,
                 oldest_ms=int(float(first[1])) if is_timed else None,
@@ -87,6 +86,7 @@ class DispatchChanges(PostponingChanges):
                 backlogs=frozenset(known[band] for band in left),
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
+                left_out=len(stored) - len(entries),
             )
 
     def _look_due(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:

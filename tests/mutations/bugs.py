@@ -933,6 +933,19 @@ BUGS = (
         ("tests/contract/test_shard_index.py", "tests/contract/test_shard_machine.py"),
     ),
     Bug(
+        "oldest-starves",
+        "in a backlog, requests that came in later and were due earlier are skipped as long as it lasts",
+        (
+            Change(
+                "core/dispatch.py",
+                "        self._has_skipped = due.left_out > 0\n",
+                "        self._has_skipped = False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "a backlog that comes out is read ahead, and what is due for others skipped meanwhile",
         (

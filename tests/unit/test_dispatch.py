@@ -1776,6 +1776,20 @@ def test_a_request_cancelled_after_it_was_read_ahead_is_not_delivered(
     assert [o.offset for o in writer.committed] == [0, 1, 3]
 
 
+def test_in_a_backlog_a_request_that_was_due_earlier_waits_for_two_batches_at_most(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    dispatch = make(batch_limit=2)
+    pend(*(to() for _ in range(20)))
+    dispatch.tick(NOW_MS)
+    pend(to("orders", NOW_MS - 1000))
+
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 20, 5]
+
+
 def test_a_payload_lost_together_with_its_record_becomes_a_dead_letter(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
 ) -> None:
