@@ -60,6 +60,7 @@ def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Sha
         closed=told.append,
     )
     yield owners
+    owners.close()
     owners.lose([owner.shard for owner in owners.all() if isinstance(owner, ShardOwner)])
 
 
