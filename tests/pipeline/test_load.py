@@ -302,18 +302,35 @@ def test_two_runs_at_once_are_one_load(hold: Hold, tmp_path: Path) -> None:
     assert hold.bodies() == {f"m-{n}": 1 for n in range(400)}
 
 
-def test_the_rate_is_kept(hold: Hold, tmp_path: Path) -> None:
+def test_a_load_with_a_rate_is_sent_over_time(hold: Hold, tmp_path: Path) -> None:
     paths = [
         write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
         for k in range(3)
     ]
 
-    assert hold.send(hold.plan(*paths), rate=200) == 300
+    assert hold.send(hold.plan(*paths), rate=100) == 300
 
     stamps = [m.timestamp()[1] for m in hold.records()]
-    assert max(stamps) - min(stamps) >= 950, (
-        "the first hundred at once, each other half a second on"
-    )
+    assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, those sent first none"
+
+
+def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    sent_at_s = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "sleep", sleep)
+    pace = SendRate(200)
+    for took_s in (0.25, 0.25, 2, 0, 0):
+        pace.wait_for(100)
+        sent_at_s.append(now_s)
+        now_s += took_s
+
+    assert sent_at_s == [0, 0.5, 1, 3, 3.5], "what a slow Kafka took is not made up for"
 
 
 def test_a_pace_bounds_what_is_sent_together() -> None:
