@@ -145,7 +145,7 @@ class StatusLookup:
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
         limit = limit or LookupLimit()
-        pending = self.inspector.look_up(shard, offset)  # 1
+        pending = self.inspector.pending_at(shard, offset)  # 1
         stats = self.inspector.shard_stats(shard, 0)
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, limit)
@@ -230,7 +230,7 @@ class StatusLookup:
                     return holder
         if due_ms is None:
             return None
-        found = self.inspector.listed(lookup.shard, due_ms, due_ms, own.offset, DUE_TOGETHER)
+        found = self.inspector.list_pending(lookup.shard, due_ms, due_ms, own.offset, DUE_TOGETHER)
         for offset, pending in found:
             if pending.entry is not None and pending.entry.origin == own.origin:
                 return offset

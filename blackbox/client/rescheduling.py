@@ -11,8 +11,8 @@ import orjson
 from blackbox.client.request_value import instant
 from blackbox.formats import Format
 from blackbox.records.cancel import REPLACES, as_request, replaces
-from blackbox.records.carried import as_asked, carried
-from blackbox.records.recurrence import without_mark
+from blackbox.records.carried import carried, original_record
+from blackbox.records.recurrence import without_follows
 from blackbox.records.request import Headers, Record, Request, Shard, request_id
 
 
@@ -40,7 +40,7 @@ def replacement_of(
     """
     if (countdown_s is None) is (at is None):
         raise ValueError("give exactly one of countdown and at")
-    asked = as_asked(record) if carried(record.headers) else record
+    asked = original_record(record) if carried(record.headers) else record
     asked = as_request(asked) if replaces(asked.headers) else asked
     found = format.parse(asked, asked.timestamp_ms)
     if not isinstance(found, Request):
@@ -52,5 +52,5 @@ def replacement_of(
         terms |= {"message": b64encode(found.message).decode(), "encoding": "base64"}
     terms |= {"countdown": countdown_s, "at": instant(at)}
     name = request_id(shard, record.offset).encode()
-    headers: Headers = [*without_mark(asked.headers), (REPLACES, name)]
+    headers: Headers = [*without_follows(asked.headers), (REPLACES, name)]
     return ReplacementRecord(asked.key, orjson.dumps(terms), headers)

@@ -38,7 +38,7 @@ class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
     `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
-    were not admitted, by reason and caller. `broker_ahead_ms` is how much later than both local clocks the
+    were not admitted, by reason and caller. `kafka_ahead_ms` is how much later than both local clocks the
     broker timestamped the last record, 0 if it is earlier. It is a matter of clocks, so it is not
     compared: two passes that did the same are equal.
     """
@@ -50,7 +50,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    broker_ahead_ms: int | None = field(default=None, compare=False)
+    kafka_ahead_ms: int | None = field(default=None, compare=False)
 
 
 class Rebuild(NamedTuple):
@@ -93,7 +93,7 @@ class Parsed(NamedTuple):
     asked: Sequence[QuotaRequest] = ()
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
-    broker_ahead_ms: int | None = None
+    kafka_ahead_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +140,22 @@ class Intake:
     ) -> Taken:
         """Store a parsed batch, steps 2 and 3 of `apply`; while Redis is busy, call `while_busy`."""
         rules = parsed.rules
-        followed: Tail | None = None
+        checked_tail: Tail | None = None
         over: dict[int, Refusal] | None = None
 
         def make_plan(view: View) -> Plan:
-            nonlocal over, followed
-            if parsed.tail is not None and view.tail is not None and view.tail != followed:
+            nonlocal over, checked_tail
+            if parsed.tail is not None and view.tail is not None and view.tail != checked_tail:
                 is_again = parsed.start < view.positions.requests
                 if is_again or view.tail.may_be_lost(parsed.epoch):
                     self.check_log(view.tail)
-                followed = view.tail
+                checked_tail = view.tail
             if over is None:
                 over = self._over_quota(parsed, view)
-            judged = _judged(parsed, over, view.judged)
+            changes = _with_refusals(parsed, over, view.judged)
             if opening is not None:
                 view = view._replace(too_late=opening.too_late)
-            plan = resolve(judged, view)
+            plan = resolve(changes, view)
             plan.tail = parsed.tail
             if rules is not None and rules.counted:
                 plan.counted = rules.counted_of(plan.puts)
@@ -166,7 +166,7 @@ class Intake:
         plan = self.index.store(
             parsed.start, parsed.end, touched, make_plan, now_ms, while_busy, ended
         )
-        return _taken(plan, rules, parsed.broker_ahead_ms)
+        return _taken(plan, rules, parsed.kafka_ahead_ms)
 
     def _over_quota(self, parsed: Parsed, view: View) -> dict[int, Refusal]:
         if self.admission is None:
@@ -209,7 +209,7 @@ def parse(
     refused: dict[int, Change] = {}
     counted: list[QuotaRequest] = []
     for record in batch.records:
-        change, asked = interpret.read(format, record, latest_ms, horizon_ms)
+        change, asked = interpret.interpret_record(format, record, latest_ms, horizon_ms)
         if change is None:
             continue
         if rules is not None and asked is not None:
@@ -226,12 +226,8 @@ def parse(
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
-    broker_ahead_ms = (
-        max(0, last.timestamp_ms - latest_ms) if last and last.has_broker_time else None
-    )
-    return Parsed(
-        batch.start, batch.end, changes, rules, refused, counted, tail, epoch, broker_ahead_ms
-    )
+    ahead_ms = max(0, last.timestamp_ms - latest_ms) if last and last.has_broker_time else None
+    return Parsed(batch.start, batch.end, changes, rules, refused, counted, tail, epoch, ahead_ms)
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
@@ -264,7 +260,7 @@ def _may_be_cold(change: Change) -> bool:
     return type(asked) in (Cold, Carried)
 
 
-def _judged(
+def _with_refusals(
     parsed: Parsed, over: Mapping[int, Refusal], judged_before: int
 ) -> Sequence[tuple[int, Change]]:
     """The changes, with dead letters for what is refused; requests judged before are left as they are."""
@@ -283,7 +279,7 @@ def _judged(
     return judged
 
 
-def _taken(plan: Plan, rules: Rules | None, broker_ahead_ms: int | None) -> Taken:
+def _taken(plan: Plan, rules: Rules | None, kafka_ahead_ms: int | None) -> Taken:
     puts = plan.puts.values()
     bad = [put for put in puts if type(put) is Entry and put.reason is not None]
     refused = Counter(
@@ -300,5 +296,5 @@ def _taken(plan: Plan, rules: Rules | None, broker_ahead_ms: int | None) -> Take
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
         carried=carried,
-        broker_ahead_ms=broker_ahead_ms,
+        kafka_ahead_ms=kafka_ahead_ms,
     )

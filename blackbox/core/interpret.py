@@ -11,7 +11,7 @@ from itertools import chain
 from blackbox.core.plan import Batch, Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.carried import carried, carry_of, original_record
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
@@ -23,14 +23,14 @@ MOST_COLD_BYTES = 900_000
 MOST_REFUSED_BYTES = 1_000
 """The largest refused record kept in Redis: a caller whose requests are refused must not fill it for all."""
 
-VERDICT_LOST = (
+TIMELINESS_LOST = (
     "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
     "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
     "not delivered"
 )
 
 
-def read(
+def interpret_record(
     format: Format, record: Record, latest_ms: int, horizon_ms: int | None
 ) -> tuple[Change | None, Request | None]:
     """What a record changes, None: nothing; and the request in it, if rules are to judge it."""
@@ -64,9 +64,9 @@ def reread(format: Format, record: Record) -> Entry:
 
     A replacement by id becomes a dead letter: only the stored form showed whether it was in time.
     """
-    change, _ = read(format, record, record.timestamp_ms, None)
+    change, _ = interpret_record(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
-        letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
+        letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
         lost = refused_entry(record, letter, record.timestamp_ms)
         return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Carried):
@@ -84,7 +84,7 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
         carry = carry_of(record)
     except ValueError as error:
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
-    original = as_asked(record)
+    original = original_record(record)
     asked = format.parse(original, latest_ms)
     if isinstance(asked, Request):
         hot = Entry(*asked, origin=carry.origin)
@@ -149,7 +149,7 @@ def outcome_unknown(
 ) -> list[tuple[int, Change]]:
     """Put dead letters in place of what may have been delivered, or may have been too late to replace."""
     records = {record.offset: record for record in batch.records}
-    judged: list[tuple[int, Change]] = []
+    replaced: list[tuple[int, Change]] = []
     for offset, change in changes:
         record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
         asked = change.asked if isinstance(change, Carried | Replacement) else change
@@ -167,5 +167,5 @@ def outcome_unknown(
                 change = change._replace(asked=unknown)
             else:
                 change = unknown
-        judged.append((offset, change))
-    return judged
+        replaced.append((offset, change))
+    return replaced

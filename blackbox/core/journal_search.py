@@ -14,7 +14,7 @@ from blackbox.core.request_status import DEAD, Place, RequestStatus
 from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.records.carried import carried
-from blackbox.records.receipt import Places, Receipt, settled
+from blackbox.records.receipt import Places, Receipt, without_void
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Record, Shard, request_id
 
@@ -197,7 +197,7 @@ class JournalSearch:
         if first >= last:
             return None
         offset = own.offset
-        for at, receipt in settled(self._receipts(first, end)):
+        for at, receipt in without_void(self._receipts(first, end)):
             if at >= last:
                 return None
             # The log lost its end: this receipt is about the request that was there before.

@@ -9,7 +9,7 @@ from blackbox.core.ports import Journal
 from blackbox.core.request_status import RequestStatus, State
 from blackbox.formats import Format
 from blackbox.records.cancel import cancel_of, cancels
-from blackbox.records.carried import as_written, carried, carry_of
+from blackbox.records.carried import carried, carry_of, original_if_carried
 from blackbox.records.request import Cancel, Record, Request, Shard, request_id
 
 
@@ -46,7 +46,7 @@ def origin_of(record: Record) -> int:
 
 
 def _parsed(shard: Shard, format: Format, record: Record, now_ms: int) -> RequestStatus:
-    offset, record = record.offset, as_written(record)
+    offset, record = record.offset, original_if_carried(record)
     if cancels(record.headers):
         named = cancel_of(record)
         return _status(shard, offset, "cancel", caller_id=getattr(named, "id", None))

@@ -24,7 +24,7 @@ from blackbox.engine.shard_owner import GATHER_S, ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
-from blackbox.index.redis_servers import RedisServers, Room
+from blackbox.index.redis_servers import RedisRoom, RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
@@ -70,7 +70,7 @@ class ShardPool:
         self._pace = pace(settings)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
-        self._has_room = Room(RedisServers(settings.redis_url.get_secret_value()))
+        self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             self.access, self.metrics, self.clock, self.all,
             interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
@@ -87,7 +87,7 @@ class ShardPool:
             gather_s=self.gather_s,
             stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,
-            doubted=self._doubted,
+            closed=self._closed,
             ended=self._ended,
         )
         with self._lock:
@@ -122,11 +122,11 @@ class ShardPool:
         with self._lock:
             return list(self._owners.values())
 
-    def doubt(self, shard: Shard, reason: Exception) -> None:
+    def recover(self, shard: Shard, reason: Exception) -> None:
         """Let this shard recover, if it is owned here."""
         owner = self.get(shard)
         if owner is not None:
-            owner.doubt(reason)
+            owner.recover(reason)
 
     def poll(self) -> None:
         for owner in self.all():
@@ -156,7 +156,7 @@ class ShardPool:
                 self.metrics.show(owner.shard, shard_open=True)
                 self.opened(owner.shard, offset)
 
-    def _doubted(self, owner: ShardOwner) -> None:
+    def _closed(self, owner: ShardOwner) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
                 self.metrics.show(owner.shard, shard_open=False)

@@ -50,7 +50,7 @@ class IntakeChanges(Lookups):
         deadline = time.monotonic() + IN_FLIGHT_WAIT_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
-                view, largest = self._look(start, end, touched, ended)
+                view, largest = self._read_view(start, end, touched, ended)
                 if view.positions.requests < start:
                     raise PositionsMoved(
                         f"{self.shard}: records were read from {start}, but the index is at "
@@ -76,7 +76,7 @@ class IntakeChanges(Lookups):
                 time.sleep(IN_FLIGHT_LOOK_S)
         raise self._contended("storing")
 
-    def _look(
+    def _read_view(
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
     ) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)

@@ -171,7 +171,7 @@ class PartitionReader:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 while reached < end and (first := consumer.poll(self.silence_s)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = below_end(polled, end)
+                    messages, reached = messages_below(polled, end)
                     yield messages, reached
         finally:
             consumer.unassign()
@@ -196,7 +196,7 @@ class PartitionReader:
                 first = consumer.poll(self.silence_s)
                 if first is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = below_end(polled, end)
+                    messages, reached = messages_below(polled, end)
                     yield messages, reached
                     continue
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
@@ -257,7 +257,7 @@ def answering_shards(
     return starts.keys() - (waiting - aborted)
 
 
-def below_end(polled: list[Message], end: int) -> tuple[list[Message], int]:
+def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
     Raises KafkaException for any other error that was polled in place of a message.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.marks import (
-    Moved,
+    RebindReceipt,
     Recreated,
     Shortened,
     cuts_since,
@@ -203,7 +203,7 @@ class Decide:
         kept: IndexMetadata,
         positions: Positions,
         unknown_ms: int,
-        by: Moved | None,
+        by: RebindReceipt | None,
     ) -> Decision:
         """For an index of whose requests none is gone from the topic: all its entries are kept."""
         if by is not None:

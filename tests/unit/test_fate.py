@@ -16,7 +16,7 @@ from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import carry_on
 from blackbox.records.receipt import DOUBTFUL, Receipt
-from blackbox.records.recurrence import marked
+from blackbox.records.recurrence import next_request_headers
 from blackbox.records.request import Headers, Record, Shard, request_id
 from tests.fakes import FakeJournal
 
@@ -237,7 +237,10 @@ def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
 
 
 def _marked(offset: int) -> Headers:
-    return [(name, str(value).encode()) for name, value in marked([], SHARD.source(offset))]
+    return [
+        (name, str(value).encode())
+        for name, value in next_request_headers([], SHARD.source(offset))
+    ]
 
 
 def _replaces(offset: int) -> Headers:

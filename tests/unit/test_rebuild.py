@@ -103,7 +103,7 @@ def test_of_two_marks_the_newer_one_counts(
 def test_a_mark_is_found_however_many_receipts_came_after_it(
     recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.core.marks.TAIL", 2)
+    monkeypatch.setattr("blackbox.core.marks.FIRST_STRETCH", 2)
     asked(*(request() for _ in range(50)))
     journal.append(mark(45, 0))
     for offset in range(45):

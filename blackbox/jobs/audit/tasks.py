@@ -16,7 +16,7 @@ from blackbox.journal.message_conversion import read_headers
 from blackbox.journal.ranges import Chunk, Range
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Shard, placed
-from blackbox.spark.journal_tasks import chunks
+from blackbox.spark.journal_tasks import read_numbered_ranges
 from blackbox.spark.task_io import as_batches, numbers
 
 HELD = (
@@ -83,7 +83,7 @@ class FoundRows:
     topics: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = chunks(self.access, self.ranges, batches)
+        read = read_numbered_ranges(self.access, self.ranges, batches)
         return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
     def _found(self, chunk: Chunk) -> Iterator[Row]:
