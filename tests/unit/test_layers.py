@@ -159,7 +159,7 @@ def test_a_task_of_spark_uses_nothing_of_its_driver(module: str) -> None:
 def test_the_named_parts_exist() -> None:
     assert len(TASKS) >= 6
     assert imports_of("index.connection") >= {"redis", "hiredis"}
-    assert "confluent_kafka" in imports_of("journal.writer")
+    assert "confluent_kafka" in imports_of("journal.shard_writer")
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
