@@ -89,13 +89,13 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        told = [
+        texts = [
             f"{fault['loc'][-1] if fault['loc'] else 'body'}: {fault['msg']}"
             for fault in faults[:FAULTS_NAMED]
         ]
         if len(faults) > FAULTS_NAMED:
-            told.append(f"and {len(faults) - FAULTS_NAMED} more")
-        return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
+            texts.append(f"and {len(faults) - FAULTS_NAMED} more")
+        return JSONResponse({"error": "; ".join(texts), "refused": []}, 422)
 
     @app.exception_handler(RecoveryRequired)
     @app.exception_handler(NotSent)

@@ -104,8 +104,8 @@ class _Body:
             raise _too_large(MOST_BYTES)
         if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
             self.close()  # now, or other growing bodies would be refused as well
-            told = f"the bodies of all open requests exceed {MOST_HELD_BYTES} bytes; try again"
-            raise HTTPException(503, told, {"Retry-After": "1"})
+            why = f"the bodies of all open requests exceed {MOST_HELD_BYTES} bytes; try again"
+            raise HTTPException(503, why, {"Retry-After": "1"})
 
 
 async def small_body(request: Request, most_bytes: int) -> bytes:

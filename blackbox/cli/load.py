@@ -163,9 +163,9 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
             f"the request topic {topic!r} does not exist on {access.bootstrap_servers}; start "
             "blackbox once to create it, or name another topic"
         )
-    told = described.settings
+    settings = described.settings
     return largest_record(
-        access, told.max_message_bytes if isinstance(told, TopicSettings) else None
+        access, settings.max_message_bytes if isinstance(settings, TopicSettings) else None
     )
 
 

@@ -1,4 +1,4 @@
-"""What a shard owner holds while its shard is open, and how a low-water mark gets written meanwhile."""
+"""What a shard owner holds while its shard is open, and how a low-water mark is handed to its thread to be written."""
 
 from __future__ import annotations
 

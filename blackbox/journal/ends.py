@@ -196,8 +196,8 @@ class Ends:
             found = self._asking_consumer().list_topics(topic, timeout=SILENT_S)
         except KafkaException as error:
             raise journal_error(error, f"cannot read the metadata of {topic}") from error
-        told: TopicMetadata = found.topics[topic]
-        return told
+        metadata: TopicMetadata = found.topics[topic]
+        return metadata
 
     def _watch(self, positions: Offsets) -> Consumer:
         if self._monitor is not None and self._monitor.is_lost:

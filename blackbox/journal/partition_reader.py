@@ -250,9 +250,9 @@ def answering_shards(
     with closing(consumer):
         consumer.assign([TopicPartition(*shard, start) for shard, start in starts.items()])
         while waiting and time.monotonic() < deadline:
-            told = consumer.poll(0.1)
-            if told is not None and told.topic() is not None:
-                waiting.discard(Shard(told.topic() or "", told.partition() or 0))
+            message = consumer.poll(0.1)
+            if message is not None and message.topic() is not None:
+                waiting.discard(Shard(message.topic() or "", message.partition() or 0))
         aborted = {shard for shard in waiting if fetched.next_offset(*shard) > starts[shard]}
     return starts.keys() - (waiting - aborted)
 

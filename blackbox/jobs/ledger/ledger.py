@@ -59,18 +59,18 @@ def _causes(error: Exception) -> str:
 
     When several stages fail at once, most causes are suppressed exceptions.
     """
-    told: list[str] = []
+    causes: list[str] = []
     java = (
         error.java_exception
         if isinstance(error, Py4JJavaError)
         else getattr(error, "_origin", None)
     )
     left = [] if java is None else [java]
-    while left and len(told) < MOST_CAUSES:
+    while left and len(causes) < MOST_CAUSES:
         cause = left.pop()
-        told.append(str(cause.toString()))
+        causes.append(str(cause.toString()))
         left += [one for one in (*cause.getSuppressed(), cause.getCause()) if one is not None]
-    return "\n".join(told)
+    return "\n".join(causes)
 
 
 @dataclass(eq=False, repr=False)
