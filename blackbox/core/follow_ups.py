@@ -193,13 +193,13 @@ class FollowUps:
             record = as_request(record)
         if follows(record.headers):  # blackbox's own, from an aborted transaction
             return
-        asked = self.format.parse(record, record.timestamp_ms)
-        if asked is None:
+        parsed = self.format.parse(record, record.timestamp_ms)
+        if parsed is None:
             return
         if self.history_topic is not None and record.key is not None:  # compaction works by the key
             yield record.key.decode(errors="replace")
-        elif not isinstance(asked, Invalid) and asked.caller_id is not None:
-            yield asked.caller_id
+        elif not isinstance(parsed, Invalid) and parsed.caller_id is not None:
+            yield parsed.caller_id
 
 
 def _hashed_names(offset: int, entry: Entry) -> Sequence[int]:

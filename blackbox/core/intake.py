@@ -81,7 +81,7 @@ class Parsed(NamedTuple):
     """A parsed batch: what each record of the offsets `start` to `end` - 1 asks for.
 
     `refused` maps places in `changes` to the dead letters of requests that `rules` do not admit.
-    `asked` are the requests that count against a quota. `epoch` is the leader epoch of the first
+    `quota_requests` are the requests that count against a quota. `epoch` is the leader epoch of the first
     record, `tail` is the last one.
     """
 
@@ -90,7 +90,7 @@ class Parsed(NamedTuple):
     changes: Sequence[tuple[int, Change]]
     rules: Rules | None = None
     refused: Mapping[int, Change] = {}
-    asked: Sequence[QuotaRequest] = ()
+    quota_requests: Sequence[QuotaRequest] = ()
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
     kafka_ahead_ms: int | None = None
@@ -128,7 +128,7 @@ class Intake:
         parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rules)
         if opening is not None and opening.unknown_before_ms is not None:
             changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
-            parsed = parsed._replace(changes=changes, refused={}, asked=())
+            parsed = parsed._replace(changes=changes, refused={}, quota_requests=())
         return self.store(parsed, latest_ms, opening=opening)
 
     def store(
@@ -173,7 +173,7 @@ class Intake:
             return {}
         new = [
             one
-            for one in parsed.asked
+            for one in parsed.quota_requests
             if one.record.offset >= view.judged and one.record.offset not in view.skipped
         ]
         return self.admission.over_quota(self.index.shard, parsed.end, new) if new else {}
@@ -209,19 +209,19 @@ def parse(
     refused: dict[int, Change] = {}
     counted: list[QuotaRequest] = []
     for record in batch.records:
-        change, asked = interpret.interpret_record(format, record, latest_ms, horizon_ms)
+        change, request = interpret.interpret_record(format, record, latest_ms, horizon_ms)
         if change is None:
             continue
-        if rules is not None and asked is not None:
+        if rules is not None and request is not None:
             written_ms = start_ms(record, latest_ms)
-            refusal = rules.refusal(asked, written_ms)
-            name, rule = rules.of(asked.caller)
+            refusal = rules.refusal(request, written_ms)
+            name, rule = rules.of(request.caller)
             if refusal is not None:
                 refused[len(changes)] = interpret.not_admitted(
-                    record, asked, change, refusal, written_ms
+                    record, request, change, refusal, written_ms
                 )
-            elif rule.has_quota and interpret.counts(change, asked, record):
-                counted.append(QuotaRequest(len(changes), name, record, asked, written_ms))
+            elif rule.has_quota and interpret.counts(change, request, record):
+                counted.append(QuotaRequest(len(changes), name, record, request, written_ms))
         changes.append((record.offset, change))
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
@@ -256,8 +256,8 @@ def _upcoming(
 
 
 def _may_be_cold(change: Change) -> bool:
-    asked = change.asked if type(change) is Replacement else change
-    return type(asked) in (Cold, Carried)
+    content = change.content if type(change) is Replacement else change
+    return type(content) in (Cold, Carried)
 
 
 def _with_refusals(
@@ -271,7 +271,7 @@ def _with_refusals(
         offset, _ = judged[place]
         if offset >= judged_before:
             judged[place] = offset, letter
-    for place, _, record, request, written_ms in parsed.asked:
+    for place, _, record, request, written_ms in parsed.quota_requests:
         if record.offset in over:
             offset, change = judged[place]
             letter = interpret.not_admitted(record, request, change, over[offset], written_ms)

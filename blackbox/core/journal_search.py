@@ -135,7 +135,7 @@ class JournalSearch:
                 continue
             for offset, change in changes:
                 if isinstance(change, Replacement) and change.id not in named:
-                    change = change.asked  # if it came too late, its own outcome says so
+                    change = change.content  # if it came too late, its own outcome says so
                 if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).to_cold:
                     return offset, isinstance(change, Carried)
         return None

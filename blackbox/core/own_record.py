@@ -50,22 +50,22 @@ def _parsed(shard: Shard, format: Format, record: Record, now_ms: int) -> Reques
     if cancels(record.headers):
         named = cancel_of(record)
         return _status(shard, offset, "cancel", caller_id=getattr(named, "id", None))
-    asked = format.parse(record, now_ms)
-    if asked is None:
+    parsed = format.parse(record, now_ms)
+    if parsed is None:
         return _status(shard, offset, "tombstone")
-    if isinstance(asked, Cancel):
-        return _status(shard, offset, "cancel", caller_id=asked.caller_id)
-    if isinstance(asked, Request):
+    if isinstance(parsed, Cancel):
+        return _status(shard, offset, "cancel", caller_id=parsed.caller_id)
+    if isinstance(parsed, Request):
         return _status(
             shard,
             offset,
             "unread",
-            caller=asked.caller,
-            caller_id=asked.caller_id,
-            target=asked.target,
-            due_ms=asked.due_ms,
+            caller=parsed.caller,
+            caller_id=parsed.caller_id,
+            target=parsed.target,
+            due_ms=parsed.due_ms,
         )
-    why = {"reason": asked.reason, "detail": asked.detail}
+    why = {"reason": parsed.reason, "detail": parsed.detail}
     return _status(shard, offset, "unread", due_ms=record.timestamp_ms, **why)
 
 

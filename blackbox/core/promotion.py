@@ -150,16 +150,16 @@ class Promotion:
                         yield record
 
     def _to_carry(self, record: Record, now_ms: int) -> _ToCarry | None:
-        asked = self.format.parse(
+        parsed = self.format.parse(
             original_record(record) if carried(record.headers) else record, now_ms
         )
-        if not isinstance(asked, Request):  # its format has changed: it becomes a dead letter
+        if not isinstance(parsed, Request):  # its format has changed: it becomes a dead letter
             return _ToCarry(record, False, None)
-        if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
-            return _ToCarry(record, False, asked.caller_id)
+        if self.lead_ms is None or parsed.due_ms <= now_ms + self.lead_ms:
+            return _ToCarry(record, False, parsed.caller_id)
         if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
             return None
-        return _ToCarry(record, True, asked.caller_id)
+        return _ToCarry(record, True, parsed.caller_id)
 
     def _carry(self, waiting: Sequence[_ToCarry], now_ms: int) -> None:
         """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""

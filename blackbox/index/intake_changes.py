@@ -148,9 +148,9 @@ class IntakeChanges(Lookups):
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
         yield from self._mark(self._keys.unwanted, sorted(plan.ended_in_doubt))
         yield from zrem_chunks(self._keys.early, sorted(view.early))
-        ended = [(by, asked) for asked, by in plan.cancelled_cold.items()]
+        ended = [(by, original) for original, by in plan.cancelled_cold.items()]
         yield from self._remember(self._keys.ended, b"ended", ended)
-        hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
+        hot = [(now, original) for original, now in plan.moved.items() if now in plan.puts]
         yield from self._remember(self._keys.moved, b"moved", hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))

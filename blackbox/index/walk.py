@@ -49,17 +49,17 @@ class Walk:
     def slice(self) -> bool:
         """Check some more requests; return False when there is no need to go on."""
         end = self.lowest
-        asked = range(self._at, min(self._at + SLICE, end))
-        if not asked:
+        offsets = range(self._at, min(self._at + SLICE, end))
+        if not offsets:
             return False
-        look = zmscore(self._keys.due, asked)
+        look = zmscore(self._keys.due, offsets)
         scores, *about = self._session.run([look, *self._about()])
         self._check(*about)
         if scores.count(None) < len(scores):  # rare: most have ended
             self._lowest = next(
-                o for o, score in zip(asked, scores, strict=True) if score is not None
+                o for o, score in zip(offsets, scores, strict=True) if score is not None
             )
-        self._at = asked.stop
+        self._at = offsets.stop
         return self._at < min(end, self.lowest)
 
     def slices(self) -> int:

@@ -287,7 +287,7 @@ BUGS = (
         (
             Change(
                 "core/resolve.py",
-                "            plan.cancelled_cold[asked] = by\n",
+                "            plan.cancelled_cold[original] = by\n",
                 "            pass\n",
             ),
         ),
@@ -671,7 +671,7 @@ BUGS = (
         (
             Change(
                 "core/interpret.py",
-                "if isinstance(asked, Request | Entry) and asked.recurs is not None:",
+                "if isinstance(content, Request | Entry) and content.recurs is not None:",
                 "if False:",
             ),
         ),
