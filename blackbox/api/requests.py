@@ -16,6 +16,7 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.admin.pending import LAST_MS, Cursor, PendingFilter
 from blackbox.admin.request_topics_writer import RefusedValue
+from blackbox.api.access_middleware import small_body
 from blackbox.api.answers import (
     CancelState,
     Failure,
@@ -27,7 +28,6 @@ from blackbox.api.answers import (
     RequestState,
     RescheduledState,
 )
-from blackbox.api.door import small_body
 from blackbox.api.turns import Turns
 from blackbox.formats.terms import caller_name
 

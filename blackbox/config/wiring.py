@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from blackbox.config.settings import Settings, SettingsError
-from blackbox.core.marks import is_another, replaced
 from blackbox.core.plan import Tail
+from blackbox.core.receipt_history import is_another, replaced
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
-from blackbox.index.shared import SharedState
+from blackbox.index.shared_state import SharedState
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal

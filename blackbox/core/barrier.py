@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from blackbox.core.marks import other_group
 from blackbox.core.plan import Bounds
 from blackbox.core.ports import Journal, Writer
+from blackbox.core.receipt_history import other_group
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import DOUBTFUL, Receipt
 from blackbox.records.request import Shard

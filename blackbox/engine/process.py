@@ -11,13 +11,13 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
 from blackbox.core.intake import Parsed, parse
-from blackbox.engine import hidden
+from blackbox.engine import hidden_records
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
-from blackbox.journal import unowned
+from blackbox.journal import unowned_partitions
 from blackbox.journal.membership import Membership
 from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
 from blackbox.journal.request_reader import RequestReader
@@ -67,7 +67,7 @@ class ProcessEngine:
         self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._pool.open_shards
         )
-        self._hidden = hidden.HiddenRecords(self._kafka, metrics, self._membership.owned)
+        self._hidden = hidden_records.HiddenRecords(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -85,9 +85,9 @@ class ProcessEngine:
         for name, work, every_s in (
             ("poll", self._pool.poll, self._settings.poll_interval_ms / 1000),
             ("watch", self._check_every_second, 1),
-            ("hidden", self._hidden.check, hidden.CHECKED_EVERY_S),
+            ("hidden", self._hidden.check, hidden_records.CHECKED_EVERY_S),
             ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
-            ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
+            ("unowned", self._membership.look_for_unowned, unowned_partitions.LOOK_S),
             ("memory", interpreter.give_memory_back, interpreter.GIVEN_BACK_EVERY_S),
         ):
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)

@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from blackbox.journal.kafka_access import KafkaAccess, explained, logger
-from blackbox.journal.unowned import UnownedPartitions
+from blackbox.journal.unowned_partitions import UnownedPartitions
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from blackbox.core.index_preparation import CLOCKS_APART_MS
-from blackbox.core.marks import (
+from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
+from blackbox.core.receipt_history import (
     RebindReceipt,
     Recreated,
     Shortened,
@@ -17,7 +18,6 @@ from blackbox.core.marks import (
     openings,
     rebound_by,
 )
-from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock

@@ -8,7 +8,7 @@ import pytest
 
 from blackbox.index.address import ServerAddress
 from blackbox.index.cluster import Cluster
-from blackbox.index.shared import SharedState
+from blackbox.index.shared_state import SharedState
 from blackbox.records.request import Second, Shard
 from tests.contract.conftest import Backend
 from tests.contract.held import NOW_MS

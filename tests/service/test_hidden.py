@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from blackbox.config.wiring import kafka
-from blackbox.engine.hidden import WARN_AFTER_S, HiddenRecords
+from blackbox.engine.hidden_records import WARN_AFTER_S, HiddenRecords
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard
 from tests.world import World, until

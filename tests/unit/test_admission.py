@@ -16,7 +16,7 @@ from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.shared import SharedState
+from blackbox.index.shared_state import SharedState
 from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
 from blackbox.records.entry import decode
@@ -171,7 +171,7 @@ def test_a_request_that_recurs_for_long_leaves_nothing_behind(
 def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
     open_shard: Open, journal: FakeJournal, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.shared.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("blackbox.index.shared_state.time.time_ns", lambda: NOW_MS * 1_000_000)
     written(journal, 10)
     open_shard(FEW)
     counted = Keys(SHARD).of("shop")

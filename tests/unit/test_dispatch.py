@@ -23,7 +23,7 @@ from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, T
 from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.shared import SharedState
+from blackbox.index.shared_state import SharedState
 from blackbox.records import entry as entries
 from blackbox.records import topic_limits
 from blackbox.records.entry import Entry

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from blackbox.core.intake import Intake, Taken, parse
-from blackbox.core.marks import Shortened, replaced
 from blackbox.core.plan import Batch, Positions, Tail
+from blackbox.core.receipt_history import Shortened, replaced
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry

@@ -23,7 +23,7 @@ FREE_BYTES = 64 << 10
 """The first bytes of each body, which are not counted: they fit for all connections, and few bodies need more."""
 
 
-class Door:
+class AccessMiddleware:
     """Admits requests by their headers alone; the body of a refused request is not read.
 
     FastAPI routes read the body before they evaluate their dependencies, and Starlette's own limit

@@ -32,7 +32,7 @@ class DumpedEntry(NamedTuple):
     has_payload: bool
 
 
-class Dump:
+class IndexDump:
     """Reads beside a live service. Every method raises IndexLost when Redis does not answer.
 
     Not safe for use from two threads at once.
