@@ -85,9 +85,7 @@ def load(
             if job.is_finished and not dry_run:
                 done = Loaded(len(files), job.rows_in, 0, job.rows_in)
             else:
-                done = _validate_and_send(
-                    job, settings, files, most_bytes, rate, dry_run, json, bar
-                )
+                done = _check_and_send(job, settings, files, most_bytes, rate, dry_run, json, bar)
     except UnusableFile as error:
         raise error_exit(printable(str(error))) from None
     except (NotLoaded, RecoveryRequired) as error:
@@ -99,7 +97,7 @@ def load(
         _print(done)
 
 
-def _validate_and_send(
+def _check_and_send(
     job: Load,
     settings: Settings,
     files: Sequence[LoadFile],

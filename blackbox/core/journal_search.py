@@ -36,7 +36,7 @@ class LimitReached(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class LookupLimit:
+class ReadLimit:
     """How much of the journals one look-up may read, in seconds and in records."""
 
     seconds: float = LOOK_UP_S
@@ -71,7 +71,7 @@ class JournalSearch:
     format: Format
     now_ms: int
     has_receipts: bool = True
-    limit: LookupLimit = field(default_factory=LookupLimit)
+    limit: ReadLimit = field(default_factory=ReadLimit)
 
     def outcome(self, own: OwnRecord, since: int = 0) -> RequestStatus | None:
         """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.

@@ -81,9 +81,7 @@ class Recovery:
         Raises RecoveryRequired when it cannot be finished: start over with a new index and writer.
         """
         self.confirm()  # 1
-        preparation = IndexPreparation(
-            self.shard, self.group, self.index, self.journal, self.apply, self.now_ms
-        )
+        preparation = self._preparation()
         preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing
         self.writer.open()
         checked = self.journal.receipt_bounds().end
@@ -114,6 +112,11 @@ class Recovery:
             self.index.judged_before(0)
         gone = start.gone[1] - start.gone[0] if start.gone else 0
         return Recovered(outcomes.count, void, gone, start.mark, binding)
+
+    def _preparation(self) -> IndexPreparation:
+        return IndexPreparation(
+            self.shard, self.group, self.index, self.journal, self.apply, self.now_ms
+        )
 
     def _note_doubts(self, outcomes: Outcomes) -> None:
         """Note in the index which requests are in doubt, and which of these have no outcome after all."""

@@ -168,19 +168,17 @@ class ShardPool:
                 self.metrics.given_up(owner.shard)
 
     def _open_session(self, owner: ShardOwner) -> ShardSession:
-        settings, shard = self.settings, owner.shard
+        settings, access, shard = self.settings, self.access, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        writer = ShardWriter(
-            shard, self.access, exactly_once=once, on_timestamp=clock.observe_kafka
-        )
+        writer = ShardWriter(shard, access, exactly_once=once, on_timestamp=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
-        journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
-        originals = ShardJournal(shard, self.access, prefetched=1)
+        journal = ShardJournal(shard, access, may_have_caller_id=has_id)
+        originals = ShardJournal(shard, access, prefetched=1)
         format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(format, index, horizon_ms, self.admission)
-        uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
+        uncommitted = ShardJournal(shard, access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
         history_topic = settings.history_topic if is_schedule else None
