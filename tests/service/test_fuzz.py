@@ -87,13 +87,13 @@ def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
 
 def superseded(world: World, written: list[Message]) -> set[str]:
     """Cancels, and the requests that a later record of the same partition cancels or replaces."""
-    format_name = formats(world.settings())[world.requests]
+    format = formats(world.settings())[world.requests]
     held: dict[tuple[int | None, str], str] = {}
     ended: set[str] = set()
     for message, record in zip(written, read_records(written), strict=True):
         if carried(record.headers):
             continue
-        asked = format_name.parse(record, 2**53)
+        asked = format.parse(record, 2**53)
         if isinstance(asked, Request | Cancel) and asked.caller_id is not None:
             name = message.partition(), asked.caller_id
             ended |= {held.pop(name)} if name in held else set()
