@@ -8,7 +8,7 @@ PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
 TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --durations 30
 
-.PHONY: help install demo quick test proof length fuzz chaos soak mutations screenshots check format bench engines jobs helm constraints advisories sbom protos clean
+.PHONY: help install demo quick test proof length fuzz chaos soak mutations screenshots docs check format bench engines jobs helm constraints advisories sbom protos clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.
 
 screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)
 	$(BIN)/python -m tests.screenshots docs/page
+
+docs: install  ## The generated parts of the reference pages, from the code
+	$(BIN)/python -m tests.docs
 
 check: .venv/archives  ## The whole gate: format, lint, types, tests
 	$(BIN)/ruff format --check .

@@ -8,7 +8,8 @@ from itertools import islice
 from bench.ground import Ground, Stopwatch
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.intake import Intake, parse
+from blackbox.core.intake import Intake
+from blackbox.core.parsing import parse
 from blackbox.core.plan import Positions
 from blackbox.core.triage import Triage
 from blackbox.formats import Options, make_format

@@ -16,16 +16,16 @@ from blackbox.journal.dead_letter_topic import DeadLetter
 
 
 class Failure(BaseModel):
-    """An error, with the value that caused it and the remedy."""
+    """An error."""
 
-    error: str
+    error: str = Field(description="what was wrong, and what to do")
 
 
 class PausedTarget(BaseModel):
     """A paused target, which gets no messages."""
 
     topic: str
-    since_ms: int = Field(description="epoch ms")
+    since_ms: int = Field(description="when it was paused, epoch ms")
 
 
 class PausedTargets(BaseModel):
@@ -35,27 +35,27 @@ class PausedTargets(BaseModel):
 
 
 class RefusedRequest(BaseModel):
-    """A request that was refused; `number` counts from 0."""
+    """A request that was refused."""
 
-    number: int
-    reason: str = Field(description="a reason code, as in dead letters")
-    detail: str
+    number: int = Field(description="its number in the body, from 0")
+    reason: str = Field(description="a reason, as in dead letters")
+    detail: str = Field(description="what was wrong, and what to do")
 
 
 class NotTaken(Failure):
-    """Nothing was written."""
+    """The answer to an invalid request; nothing was written."""
 
-    refused: list[RefusedRequest] = []
+    refused: list[RefusedRequest] = Field([], description="each invalid request")
 
 
 class Ids(BaseModel):
-    """The ids of the requests, in the same order."""
+    """The ids of the requests that were written."""
 
-    ids: list[str]
+    ids: list[str] = Field(description="in the order of the requests")
 
 
 class PlaceInKafka(BaseModel):
-    """The place of a record."""
+    """The place of a record in Kafka."""
 
     topic: str
     partition: int
@@ -65,33 +65,37 @@ class PlaceInKafka(BaseModel):
 class RequestState(BaseModel):
     """A request and its state; fields that do not apply or are not known are left out."""
 
-    id: str
+    id: str = Field(description="the id that blackbox gave")
     source: str = Field(description="the place of its record, such as TB/3@1234")
     state: str = Field(
         description="pending, delivered, dead, expired, invalid, ended (cancelled or replaced), "
         "unread, cancel, tombstone; over (no longer pending) or undetermined if the "
         "look-up reached its limit before it found the outcome, see `detail`"
     )
-    caller: str | None = None
-    caller_id: str | None = None
-    target: str | None = None
-    due_ms: int | None = None
+    caller: str | None = Field(None, description="its caller, by the header CALLER_SERVICE")
+    caller_id: str | None = Field(None, description="the id that its caller chose")
+    target: str | None = Field(None, description="the topic that its message goes to")
+    due_ms: int | None = Field(None, description="when its message is due, epoch ms")
     next_try_ms: int | None = Field(
-        None, description="absent while its target is paused or has no leader"
+        None,
+        description="when it is tried next, epoch ms; absent while its target is paused or has no "
+        "leader",
     )
     attempts: int | None = Field(
         None, description="how often it was postponed: refused, or its target paused or unreachable"
     )
-    at_ms: int | None = Field(None, description="when it was delivered, or became a dead letter")
+    at_ms: int | None = Field(
+        None, description="when it was delivered or became a dead letter, epoch ms"
+    )
     place: PlaceInKafka | None = Field(None, description="its message, or its dead letter")
-    reason: str | None = None
+    reason: str | None = Field(None, description="why it is, or will be, a dead letter")
     detail: str | None = Field(
         None,
         description="explains `reason`; without a reason, why the last try was postponed, or which "
         "request replaced it before the cancel",
     )
-    is_cold: bool | None = None
-    carried: str | None = None
+    is_cold: bool | None = Field(None, description="true while it waits in the cold tier")
+    carried: str | None = Field(None, description="the record that carries it, such as TB/3@5678")
 
     @classmethod
     def of(cls, status: RequestStatus) -> RequestState:
@@ -103,10 +107,12 @@ class RequestState(BaseModel):
 
 
 class Page(BaseModel):
-    """Pending requests, the soonest first. `next` is the cursor of the next page; the last page has none."""
+    """A page of pending requests, the soonest first."""
 
     requests: list[RequestState]
-    next: str | None = None
+    next: str | None = Field(
+        None, description="the cursor of the next page; absent on the last page"
+    )
 
 
 class CancelState(BaseModel):
@@ -131,7 +137,7 @@ class CancelState(BaseModel):
 
 
 class NewDueTime(BaseModel):
-    """The new due time: exactly one of the two."""
+    """The new due time; exactly one field."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -163,18 +169,18 @@ class LetterState(BaseModel):
     Callers that may only read get neither.
     """
 
-    place: str
-    at_ms: int
-    reason: str
-    detail: str
-    source: str = Field(description="the request's record")
+    place: str = Field(description="its place, to replay or discard it")
+    at_ms: int = Field(description="when it was written, epoch ms")
+    reason: str = Field(description="its header blackbox-reason")
+    detail: str = Field(description="its header blackbox-detail")
+    source: str = Field(description="the place of the request's record")
     caller: str | None = None
     target: str | None = Field(None, description="absent if the request is invalid")
     key: str | None = None
     key_encoding: str | None = None
     value: str | None = None
     value_encoding: str | None = None
-    value_bytes: int
+    value_bytes: int = Field(description="the size of the whole value")
     became: str | None = Field(None, description="replayed or discarded; absent while open")
 
     @classmethod
@@ -215,15 +221,19 @@ class Letters(BaseModel):
 
 
 class Places(BaseModel):
-    """Which dead letters."""
+    """Dead letters."""
 
     model_config = ConfigDict(extra="forbid")
 
-    places: list[Annotated[str, Field(max_length=300)]] = Field(min_length=1, max_length=1000)
+    places: list[Annotated[str, Field(max_length=300)]] = Field(
+        min_length=1,
+        max_length=1000,
+        description="their places, such as blackbox.dead-letters/0@17",
+    )
 
 
 class PutAwayState(BaseModel):
-    """The places of the letters replayed or discarded, and why others were not, by place."""
+    """What was done with dead letters."""
 
-    done: list[str]
-    left: dict[str, str]
+    done: list[str] = Field(description="the places of those that were replayed or discarded")
+    left: dict[str, str] = Field(description="why others were not, by place")

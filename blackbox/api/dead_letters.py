@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
-from blackbox.api.requests import FAILURES, body_of, body_schema
+from blackbox.api.described import FAILURES, body_schema
+from blackbox.api.requests import body_of
 from blackbox.api.turns import Turns
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES
 
@@ -21,7 +22,11 @@ MOST_ANSWER_BYTES = 8 << 20
 
 places_body = Depends(body_of(Places, MOST_BYTES))
 NamedLetters = Annotated[Places, places_body]
-LETTERS_BODY = body_schema(Places.model_json_schema(), "which letters")
+LETTERS_BODY = body_schema(Places.model_json_schema(), "the places of the letters")
+
+OfReason = Annotated[str | None, Query(max_length=50, description="only letters with this reason")]
+IsOpen = Annotated[bool, Query(description="false: also replayed and discarded letters")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="the maximum number of letters")]
 
 
 def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
@@ -33,11 +38,11 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def list_letters(
         request: Request,
-        reason: Annotated[str | None, Query(max_length=50)] = None,
-        is_open: bool = True,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        reason: OfReason = None,
+        is_open: IsOpen = True,
+        limit: Limit = 100,
     ) -> Letters:
-        """List dead letters, the newest first; `is_open=false` also lists replayed and discarded ones.
+        """List dead letters, the newest first.
 
         Reads the last 10,000 records of each partition, for letters of the configured request topics: other
         deployments may share the dead-letter topic. Keys and values only for callers that may make changes,

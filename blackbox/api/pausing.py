@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from blackbox.admin.admin import Admin
 from blackbox.api.answers import PausedTarget, PausedTargets
-from blackbox.api.requests import FAILURES
+from blackbox.api.described import FAILURES
 from blackbox.api.turns import Turns
 from blackbox.records.request import is_topic_name
 
@@ -20,7 +20,11 @@ def _topic(name: str) -> str:
     return name
 
 
-Topic = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_topic)]
+Topic = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="the target topic"),
+    AfterValidator(_topic),
+]
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:

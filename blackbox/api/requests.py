@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -14,12 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
-from blackbox.admin.pending import LAST_MS, Cursor, PendingFilter
+from blackbox.admin.pending import Cursor, PendingFilter
 from blackbox.admin.request_topics_writer import RefusedValue
 from blackbox.api.access_middleware import small_body
 from blackbox.api.answers import (
     CancelState,
-    Failure,
     Ids,
     NewDueTime,
     NotTaken,
@@ -28,66 +27,29 @@ from blackbox.api.answers import (
     RequestState,
     RescheduledState,
 )
+from blackbox.api.described import (
+    FAILURES,
+    MANY_REQUESTS,
+    NEW_DUE_TIME,
+    NOT_FOUND,
+    ONE_REQUEST,
+    UNDETERMINED,
+    After,
+    CallerName,
+    From,
+    Id,
+    Limit,
+    OfCaller,
+    ProxiedCallerName,
+    Target,
+    To,
+)
 from blackbox.api.turns import Turns
 from blackbox.formats.terms import caller_name
 
 MOST_AT_ONCE = 10_000
 MOST_DUE_BYTES = 64 << 10
 
-FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Failure},
-    401: {"model": Failure},
-    403: {"model": Failure},
-    408: {"model": Failure, "description": "the body did not arrive in time"},
-    413: {"model": Failure, "description": "the body is too large"},
-    422: {"model": NotTaken},
-    503: {"model": Failure, "description": "Kafka or Redis does not answer"},
-}
-NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Failure}}
-UNDETERMINED: dict[int | str, dict[str, Any]] = {
-    504: {
-        "model": Failure,
-        "description": "the request's current place was not found in time; nothing was changed",
-    }
-}
-
-REQUEST_SCHEMA = {
-    "type": "object",
-    "required": ["topic", "message"],
-    "anyOf": [{"required": [name]} for name in ("countdown", "at", "every", "cron")],
-    "additionalProperties": False,
-    "properties": {
-        "topic": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,249}$"},
-        "message": {},
-        "countdown": {"type": "number", "description": "seconds"},
-        "at": {"type": ["string", "integer"], "description": "RFC 3339, or epoch ms"},
-        "id": {"type": "string", "minLength": 1, "maxLength": 255},
-        "key": {"type": "string"},
-        "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-        "expires_after": {"type": "number", "minimum": 0, "description": "seconds"},
-        "every": {"type": ["number", "string"], "description": "seconds, or an ISO 8601 duration"},
-        "cron": {"type": "string", "description": "five fields"},
-        "timezone": {"type": "string", "description": "IANA time zone of cron; default: UTC"},
-        "encoding": {"const": "base64"},
-        "key_encoding": {"const": "base64"},
-    },
-    "example": {"topic": "orders", "message": {"order": 17}, "countdown": 90},
-}
-
-
-def body_schema(
-    schema: dict[str, Any], description: str, media_type: str = "application/json"
-) -> dict[str, Any]:
-    """The OpenAPI description of a body, for a route that reads its body itself."""
-    content = {media_type: {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content, "description": description}}
-
-
-ONE_REQUEST = body_schema(REQUEST_SCHEMA, "a request, as in Kafka with the format countdown")
-MANY_REQUESTS = body_schema({"type": "string"}, "one such request per line", "application/x-ndjson")
-NEW_DUE_TIME = body_schema(NewDueTime.model_json_schema(), "one of the two")
-
-Instant = Annotated[int | None, Query(ge=0, le=LAST_MS)]
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -117,18 +79,8 @@ due_body = Depends(body_of(NewDueTime, MOST_DUE_BYTES))
 WholeBody = Annotated[bytes, whole_body]
 DueBody = Annotated[NewDueTime, due_body]
 
-Named = Annotated[
-    str | None,
-    Header(alias="CALLER_SERVICE", convert_underscores=False, description="who asks"),
-]
-Proxied = Annotated[
-    str | None,
-    Header(alias="Caller-Service", description="the same, for proxies that drop CALLER_SERVICE"),
-]
-Name = Annotated[str | None, Query(max_length=255)]
 
-
-async def _caller(named: Named = None, proxied: Proxied = None) -> str | None:
+async def _caller(named: CallerName = None, proxied: ProxiedCallerName = None) -> str | None:
     """The caller's name. Raises HTTPException 422 for an invalid name, or two different ones."""
     given = {held for held in (named, proxied) if held}
     if not given:
@@ -162,7 +114,7 @@ def _add_sending(router: APIRouter, admin: Admin, turns: Turns) -> None:
         "/requests", status_code=201, response_model=Ids, openapi_extra=ONE_REQUEST, dependencies=asks,
     )  # fmt: skip
     async def ask(body: WholeBody, caller: Caller = None) -> Any:
-        """Request one message; returns the request's id once Kafka has acknowledged it."""
+        """Request a message; returns the request's id once Kafka has acknowledged it."""
         return _ids_or_refusal(await run_in_threadpool(admin.send, [body], caller))
 
     @router.post(
@@ -179,14 +131,14 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
 
     @router.get("/requests", response_model_exclude_none=True, dependencies=looks)
     def pending(
-        from_ms: Instant = None,
-        to_ms: Instant = None,
-        target: Name = None,
-        caller: Name = None,
-        cursor: Annotated[str | None, Query(max_length=400)] = None,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        from_ms: From = None,
+        to_ms: To = None,
+        target: Target = None,
+        caller: OfCaller = None,
+        cursor: After = None,
+        limit: Limit = 100,
     ) -> Page:
-        """List pending requests, the soonest first; `from_ms` and `to_ms` are epoch ms, both inclusive."""
+        """List pending requests, the soonest first."""
         try:
             after = None if cursor is None else Cursor.read(cursor)
         except ValueError as error:
@@ -201,7 +153,7 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=looks,
         responses=NOT_FOUND,
     )  # fmt: skip
-    def find(id: str) -> RequestState:
+    def find(id: Id) -> RequestState:
         """Find the state of a request by its id, or by its caller's id while it is pending."""
         status = admin.find(id)
         if status is None:
@@ -216,7 +168,7 @@ def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=changes,
         responses=NOT_FOUND | UNDETERMINED,
     )  # fmt: skip
-    def cancel(id: str) -> CancelState:
+    def cancel(id: Id) -> CancelState:
         """Cancel a pending request, or all under a caller's id; reports whether that was in time."""
         done = admin.cancel(id)
         _check(done, id)
@@ -226,7 +178,7 @@ def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:
         "/requests/{id:path}", response_model_exclude_none=True, dependencies=[due_body, *changes],
         responses=NOT_FOUND | UNDETERMINED, openapi_extra=NEW_DUE_TIME,
     )  # fmt: skip
-    def reschedule(id: str, due: DueBody) -> RescheduledState:
+    def reschedule(id: Id, due: DueBody) -> RescheduledState:
         """Deliver a pending request at another time; reports whether the change was in time."""
         try:
             done = admin.reschedule(id, countdown_s=due.countdown, at=due.at)

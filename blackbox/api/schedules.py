@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
 from blackbox.api.answers import Failure
+from blackbox.api.described import FAILURES
 from blackbox.api.health import Health
-from blackbox.api.requests import FAILURES
 from blackbox.api.turns import SCHEDULES_WITHIN_S, Turns
 from blackbox.config.settings import Settings
 from blackbox.records.entry import Entry
@@ -29,28 +29,32 @@ ReadPage = Callable[[Cursor | None], tuple[bytes, Cursor | None]]
 
 
 class OfKafka(BaseModel):
+    """The brokers and topics of this service."""
+
     bootstrap_servers: str
     topics: list[str]
     history_topic: str
 
 
 class Info(BaseModel):
+    """This service."""
+
     hostname: str
-    address: list[str]
-    server_address: str
+    address: list[str] = Field(description="the addresses of this host")
+    server_address: str = Field(description="where this API listens, host:port")
     kafka: OfKafka
 
 
 class Schedule(BaseModel):
-    """A pending schedule; `value` is base64, times are unix seconds."""
+    """A pending schedule."""
 
     id: str
-    epoch: int
-    timestamp: int
-    topic: str
+    epoch: int = Field(description="when it is due, unix seconds")
+    timestamp: int = Field(description="when it was written, unix seconds")
+    topic: str = Field(description="the request topic")
     target_topic: str = Field(alias="target-topic")
     target_key: str = Field(alias="target-key")
-    value: str | None
+    value: str | None = Field(description="the message, base64")
 
 
 def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> APIRouter:
@@ -58,9 +62,12 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
     router = APIRouter(responses=FAILURES)
     looks = [Depends(turns.read)]
 
-    @router.get("/liveness", responses={500: {"model": Failure}})
+    @router.get(
+        "/liveness",
+        responses={500: {"model": Failure, "description": "delivery has stopped for a shard"}},
+    )
     async def liveness() -> dict[str, bool]:
-        """200 while due messages are delivered, else 500."""
+        """Whether due messages are delivered."""
         if health.is_live():
             return {"live": True}
         stuck = ", ".join(map(str, health.stuck()))
@@ -68,7 +75,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 
     @router.get("/info", dependencies=looks)
     def info() -> Info:
-        """Host, addresses and topics of this service."""
+        """Return host, addresses and topics of this service."""
         name = socket.gethostname()
         try:
             addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None)})
@@ -87,7 +94,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 
     @router.get("/schedules", response_model=list[Schedule])
     async def schedules() -> StreamingResponse:
-        """All pending schedules, the soonest first."""
+        """List all pending schedules, the soonest first."""
 
         def read(after: Cursor | None) -> tuple[bytes, Cursor | None]:
             topics = settings.schedule_topics

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
 from blackbox.api.cache import Cache
-from blackbox.api.requests import FAILURES
+from blackbox.api.described import FAILURES
 from blackbox.api.turns import Turns
 
 PROFILE_STEPS = 60
@@ -21,25 +21,30 @@ NAMES = 100
 KEPT_S = 1.0
 
 
+Step = Annotated[
+    int, Query(ge=1000, le=86_400_000, description="the length of a step of the profile, ms")
+]
+
+
 class ShardState(BaseModel):
     """Statistics of a shard."""
 
-    shard: str
+    shard: str = Field(description="topic and partition, such as TB-3")
     is_known: bool = Field(description="whether its index is in Redis")
-    pending: int
-    cold: int
-    due_now: int
-    oldest_overdue_ms: int
-    next_due_in_ms: int | None = None
+    pending: int = Field(description="requests in the index, without the cold ones")
+    cold: int = Field(description="requests in the cold tier")
+    due_now: int = Field(description="pending requests that are due")
+    oldest_overdue_ms: int = Field(description="how long the oldest of these has been due")
+    next_due_in_ms: int | None = Field(None, description="time until the next one is due")
 
 
 class Counts(BaseModel):
     """Statistics of all shards."""
 
-    pending: int
+    pending: int = Field(description="the sum of all shards, like `cold` and `due_now`")
     cold: int
     due_now: int
-    oldest_overdue_ms: int
+    oldest_overdue_ms: int = Field(description="the maximum of all shards")
     shards: list[ShardState]
     callers: dict[str, int] = Field(
         description=(
@@ -55,9 +60,9 @@ class Counts(BaseModel):
     counted: int = Field(
         description="how many requests were counted: the soonest 1,000 of each shard"
     )
-    profile_from_ms: int
-    profile_step_ms: int
-    profile: list[int] = Field(description="how many are due in each step")
+    profile_from_ms: int = Field(description="when the first step begins, epoch ms")
+    profile_step_ms: int = Field(description="the length of a step")
+    profile: list[int] = Field(description="how many pending requests are due in each of 60 steps")
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:
@@ -66,7 +71,7 @@ def routes(admin: Admin, turns: Turns) -> APIRouter:
     cache = Cache(partial(_counts, admin), KEPT_S)
 
     @router.get("/stats", response_model_exclude_none=True, dependencies=[Depends(turns.read)])
-    def stats(step_ms: Annotated[int, Query(ge=1000, le=86_400_000)] = 60_000) -> Counts:
+    def stats(step_ms: Step = 60_000) -> Counts:
         """Count pending and overdue requests, by caller, by target, and by due time for sixty steps from now.
 
         The answer is up to a second old.

@@ -24,27 +24,41 @@ SHOWN = 50
 
 def audit(
     targets: Annotated[
-        bool, typer.Option("--targets", help="Also read the target topics.")
+        bool,
+        typer.Option(
+            "--targets", help="Also read the target topics; otherwise receipts are trusted."
+        ),
     ] = False,
     late_bound: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Report deliveries later than SECONDS."),
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Report deliveries later than SECONDS, and requests overdue by more.",
+        ),
     ] = None,
     ledger: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Ledger of records that Kafka has removed; default: BLACKBOX_LEDGER.",
+            help="Read records that Kafka has removed from this ledger; default: BLACKBOX_LEDGER.",
         ),
     ] = None,
     json: AsJson = False,
     parquet: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="Write the tables fates and exceptions to this folder."
+            metavar="FOLDER",
+            help="Write the tables fates (a row for each request) and exceptions to this folder; "
+            "replaces those of an earlier audit.",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML report.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a report: one HTML file, which loads nothing else."
+        ),
+    ] = None,
 ) -> None:
     """Compare requests, receipts, Redis and targets, and list every exception; reads only.
 

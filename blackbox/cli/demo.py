@@ -14,14 +14,19 @@ from blackbox.support import logs
 
 
 def demo(
-    requests: Annotated[int, typer.Option(min=50, max=1_000_000, help="How many.")] = 10_000,
+    requests: Annotated[
+        int, typer.Option(min=50, max=1_000_000, help="Number of requests.")
+    ] = 10_000,
     seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="All requests are due within SECONDS.")
+        float,
+        typer.Option(
+            min=1, max=3600, metavar="SECONDS", help="All requests are due within SECONDS."
+        ),
     ] = 15.0,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep it running afterwards, until Ctrl-C.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="The engine: spark or process.")] = "spark",
+    engine: Annotated[str, typer.Option(help="spark or process.")] = "spark",
     report: Annotated[
         Path, typer.Option(metavar="FILE", help="Write the audit report to this file.")
     ] = Path("blackbox-audit.html"),

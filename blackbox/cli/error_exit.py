@@ -17,9 +17,13 @@ from blackbox.spark.job_failures import LedgerError
 from blackbox.support import logs
 
 FAILED = 1
+"""The command failed, did not do all of what was asked, or found what it warns of."""
 BAD_USAGE = 2
+"""An argument, an option or a setting is invalid; nothing was done."""
 REFUSED = 3
+"""`run`: the settings of Kafka or Redis are unsafe. `load`: a row is bad. Nothing was started or sent."""
 INTERRUPTED = 130
+"""Interrupted by Ctrl-C, or `demo` by SIGTERM; `run` exits with 0 instead."""
 
 
 class BadUsage(Exception):

@@ -20,19 +20,27 @@ if TYPE_CHECKING:
 
 
 def ledger(
-    path: Annotated[str | None, typer.Option(help="The ledger; default: BLACKBOX_LEDGER.")] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="The ledger: a folder, or a Hadoop path; default: BLACKBOX_LEDGER."),
+    ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Only compare every row with the manifest.")
+        bool,
+        typer.Option("--verify", help="Only compare every row with the manifest; change nothing."),
     ] = False,
     accept_gap: Annotated[
         bool,
         typer.Option(
-            "--accept-gap", help="Continue after offsets that Kafka removed before they were read."
+            "--accept-gap",
+            help="Continue after offsets that Kafka removed before they were read; record the gap.",
         ),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Add new records of the journals to Parquet tables, for the audit."""
+    """Add new records of the journals to Parquet tables, for the audit.
+
+    Exits with 1 when --verify finds a difference, or Kafka removed records before they were read.
+    """
     settings = load_silenced()
     place = path or settings.ledger
     if not place:

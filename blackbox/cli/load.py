@@ -50,22 +50,33 @@ def load(
     file: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
     request_topic: Annotated[
         str | None,
-        typer.Option(help="The request topic; default: the first of BLACKBOX_REQUEST_TOPICS."),
+        typer.Option(help="The request topic; default: the first with the format countdown."),
     ] = None,
     caller: Annotated[str | None, typer.Option(help="The caller, for rows that name none.")] = None,
     format: Annotated[
-        str | None, typer.Option(help="parquet, csv or jsonl; default: from the file extension.")
+        str | None,
+        typer.Option(
+            help="parquet, csv or jsonl; default: by the name of the file (.parquet .pq, .csv, "
+            ".jsonl .ndjson .json)."
+        ),
     ] = None,
-    rate: Annotated[int | None, typer.Option(help="Maximum rows per second.", min=1)] = None,
+    rate: Annotated[
+        int | None, typer.Option(help="Maximum rows per second, of all tasks together.", min=1)
+    ] = None,
     again: Annotated[
-        str | None, typer.Option(help="Load the same files once more, under this name.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Load the same content once more; NAME distinguishes the loads."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only validate the rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only validate the rows; send nothing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Send the requests in files, each exactly once; an interrupted load continues where it stopped.
 
-    Nothing is sent when a row is bad. docs/load.md has the columns.
+    When a row is bad, nothing is sent, and it exits with 3. docs/load.md has the columns.
     """
     settings = load_silenced()
     topic = _topic(request_topic, settings)

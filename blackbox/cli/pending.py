@@ -30,7 +30,10 @@ def pending(
     target: Annotated[str | None, typer.Option(help="Only requests to this topic.")] = None,
     caller: Annotated[str | None, typer.Option(help="Only requests by this caller.")] = None,
     within: Annotated[
-        float | None, typer.Option(help="Only requests that are due within SECONDS, or overdue.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Only requests that are due within SECONDS, or overdue."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of requests.")] = 50,
     json: AsJsonLines = False,

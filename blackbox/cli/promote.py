@@ -20,7 +20,7 @@ COUNTS = ("cold", "near", "renewed", "lost", "refused")
 
 
 def promote(json: AsJson = False) -> None:
-    """Promote cold requests that are due soon, and renew those that Kafka would remove; safe at any time.
+    """Promote cold requests that are due soon, and renew old ones; safe at any time.
 
     Exits with 1 when a shard could not be promoted, or requests were lost or refused.
     """

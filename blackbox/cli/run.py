@@ -28,9 +28,13 @@ def run(
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="With --embedded: their data folder; default: a temporary one."),
+        typer.Option(
+            help="With --embedded: the folder for their data; default: a temporary folder."
+        ),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Instead of BLACKBOX_ENGINE.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="spark or process; default: BLACKBOX_ENGINE.")
+    ] = None,
     only: Annotated[
         Half | None,
         typer.Option(
@@ -38,7 +42,10 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Read requests and deliver their messages, until SIGTERM or Ctrl-C."""
+    """Run the service: read requests and deliver their messages, until SIGTERM or Ctrl-C.
+
+    Exits with 0 after SIGTERM or Ctrl-C, and with 3 when `check` refuses the settings of Kafka or Redis.
+    """
     from blackbox.run import UnsafeConfiguration, serve
 
     if data is not None and not embedded:

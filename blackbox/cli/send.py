@@ -22,7 +22,9 @@ from blackbox.support import logs
 
 def send(
     topic: Annotated[str, typer.Option(help="The topic that the message is delivered to.")],
-    message: Annotated[str, typer.Option(help="The message; -: read it from stdin, unchanged.")],
+    message: Annotated[
+        str, typer.Option(help="The message; with -, it is read from stdin, unchanged.")
+    ],
     countdown: Countdown = None,
     at: At = None,
     key: Annotated[str | None, typer.Option(help="Key of the delivered record.")] = None,
@@ -31,13 +33,17 @@ def send(
         typer.Option(help="Header of the delivered record, name=value; repeatable."),
     ] = None,
     id: Annotated[
-        str | None, typer.Option(help="Your own id, to replace or cancel the request.")
+        str | None, typer.Option(help="Your own id for the request, to replace or cancel it.")
     ] = None,
     every: Annotated[
-        float | None, typer.Option(help="Repeat every N seconds until --id is cancelled.")
+        float | None,
+        typer.Option(help="Repeat every N seconds until the request is cancelled; requires --id."),
     ] = None,
     cron: Annotated[
-        str | None, typer.Option(help="Repeat at the times of this cron expression (five fields).")
+        str | None,
+        typer.Option(
+            help="Repeat at the times of this cron expression (five fields); requires --id."
+        ),
     ] = None,
     timezone: Annotated[
         str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin; default: UTC.")

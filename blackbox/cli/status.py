@@ -46,7 +46,10 @@ class ShardStatus:
 
 
 def status(json: AsJson = False) -> None:
-    """Print pending, overdue and unread requests by shard, and the paused targets; reads only."""
+    """Print pending, overdue and unread requests by shard, and the paused targets; reads only.
+
+    Exits with 1 when no request topic exists.
+    """
     settings = load_silenced()
     shards = list(_statuses(settings))
     if not shards:

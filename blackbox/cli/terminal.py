@@ -24,7 +24,7 @@ LONGEST_LINE = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-Countdown = Annotated[float | None, typer.Option(help="Seconds from now.")]
+Countdown = Annotated[float | None, typer.Option(help="Due time, in seconds from now.")]
 At = Annotated[
     str | None,
     typer.Option(help="Due time, instead of --countdown: RFC 3339 with offset, or epoch ms."),

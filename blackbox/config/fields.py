@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
@@ -17,6 +18,13 @@ _PLACE = r"[^\s:/,]+:\d+"
 _MASTER = re.compile(
     rf"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|spark://{_PLACE}(,{_PLACE})*|k8s://\S+", re.ASCII
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a value looks like, for `docs/configuration.md`, if the type and its limits do not say it."""
+
+    text: str
 
 
 def parse_request_topics(text: str) -> dict[str, str]:
@@ -117,12 +125,36 @@ def _token(secret: SecretStr | None) -> SecretStr | None:
     return secret
 
 
-Topic = Annotated[str, AfterValidator(_topic)]
+_NAME = "`A-Z a-z 0-9 . _ -`"
+_TOPIC = f"1 to 249 of {_NAME}"
+
+Brokers = Annotated[str, Form("`host:port`, separated by commas")]
+Topic = Annotated[str, AfterValidator(_topic), Form(_TOPIC)]
 OutputTopic = Annotated[Topic, AfterValidator(_not_our_own)]
-RequestTopics = Annotated[str, AfterValidator(_request_topics)]
-TimerOutput = Annotated[str | None, AfterValidator(_timer_output)]
-Oscillator = Annotated[str | None, AfterValidator(_oscillator)]
+RequestTopics = Annotated[
+    str,
+    AfterValidator(_request_topics),
+    Form(
+        f"`topic:format`, separated by commas; formats: {', '.join(f'`{name}`' for name in FORMATS)}"
+    ),
+]
+TimerOutput = Annotated[str | None, AfterValidator(_timer_output), Form(_TOPIC)]
+Oscillator = Annotated[str | None, AfterValidator(_oscillator), Form(f"{_TOPIC}, or empty")]
+Group = Annotated[str, Form(f"1 to 200 of {_NAME}")]
+Instance = Annotated[str | None, Form(f"up to 200 of {_NAME}")]
 Delivery = Annotated[Literal["exactly-once", "at-least-once"], AfterValidator(_delivery)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
-SparkMaster = Annotated[str, AfterValidator(_spark_master)]
+RedisUrl = Annotated[
+    SecretStr,
+    AfterValidator(_redis_url),
+    Form("`redis://`, `rediss://` (TLS), `unix://`, "
+         "[`redis+sentinel://`, `redis+cluster://`](#redis-with-sentinel-or-as-a-cluster)"),
+]  # fmt: skip
+SparkMaster = Annotated[
+    str,
+    AfterValidator(_spark_master),
+    Form("`local[*]`, `local[N]`, `spark://host:port`, `k8s://address`"),
+]
+Folder = Annotated[str | None, Form("a folder, or a Hadoop path")]
+Host = Annotated[str, Form("an address or a name of this host")]
+Address = Annotated[str | None, Form("`host:port`, or `:port` for all addresses")]
 Token = Annotated[SecretStr | None, BeforeValidator(_without_blanks), AfterValidator(_token)]

@@ -13,7 +13,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from blackbox.config.aliases import Alias, aliases
 from blackbox.config.fields import (
+    Address,
+    Brokers,
     Delivery,
+    Folder,
+    Group,
+    Host,
+    Instance,
     Oscillator,
     OutputTopic,
     RedisUrl,
@@ -38,115 +44,171 @@ class SettingsError(Exception):
 
 
 class Settings(BaseSettings):
-    """All settings of the operator. Secrets are not printed."""
+    """All settings of the operator. Secrets are not printed.
+
+    `make docs` writes `docs/configuration.md` from them; the descriptions are Markdown.
+    """
 
     model_config = SettingsConfigDict(env_prefix="BLACKBOX_", extra="ignore", frozen=True)
 
-    kafka_bootstrap_servers: str = Field(min_length=1, description="brokers, host:port,…")
+    kafka_bootstrap_servers: Brokers = Field(
+        min_length=1, examples=["kafka-1:9092,kafka-2:9092"],
+        description="brokers to connect to first, host:port,…",
+    )  # fmt: skip
     kafka_config: Path | None = Field(
-        None,
-        description=".properties file with librdkafka settings (TLS, SASL); wins over defaults",
-    )
+        None, examples=["/etc/blackbox/kafka.properties"],
+        description="a `.properties` file with [librdkafka settings](#kafka-with-tls-and-sasl) for "
+                    "every client; they override blackbox's own",
+    )  # fmt: skip
     redis_url: RedisUrl = Field(
-        SecretStr("redis://localhost:6379/0"),
-        description="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://",
-    )
-    request_topics: RequestTopics = Field("TB:countdown", description="comma list of topic:format")
+        SecretStr("redis://localhost:6379/0"), examples=["rediss://blackbox:s3cret@redis:6380/0"],
+        description="Redis, at least 6.2. The URL contains user and password, and is never logged; "
+                    "percent-encode their special characters",
+    )  # fmt: skip
+    request_topics: RequestTopics = Field(
+        "TB:countdown", examples=["TB:countdown,schedules:scheduler"],
+        description="the topics that requests are read from, each with its [format](formats.md). No "
+                    "name may end with `.receipts`",
+    )  # fmt: skip
     dead_letter_topic: Topic = Field(
-        "blackbox.dead-letters",
-        description="topic for requests that cannot be delivered, with the reason",
-    )
+        "blackbox.dead-letters", examples=["dead.letters"],
+        description="the topic for [dead letters](records.md#dead-letter)",
+    )  # fmt: skip
     history_topic: OutputTopic = Field(
-        "history",
-        description="topic for copies of the messages that the format scheduler delivered",
-    )
+        "history", examples=["schedules.history"],
+        description="the topic for copies of the messages that the format "
+                    "[`scheduler`](scheduler.md) delivered; created if it is missing",
+    )  # fmt: skip
     scheduler_grace_s: int = Field(
         -1, ge=-1, le=TEN_YEARS_S,
-        description="a schedule that is later than this is not delivered; -1: no limit",
+        description="a schedule that is later than this becomes a dead letter and is not delivered; "
+                    "-1: schedules are delivered however late they are",
     )  # fmt: skip
     timer_output_topic: TimerOutput = Field(
-        None, validate_default=True,
-        description="topic for the answers to expired timers; default: <request topic>.expired",
+        None, validate_default=True, examples=["timer.expired"],
+        description="the topic for the answers to expired [timers](timers.md#timer); created if it "
+                    "is missing. None: the request topic + `.expired`",
     )  # fmt: skip
     oscillator_topic: Oscillator = Field(
-        None, description="topic for a record for each second; default: none"
-    )
-    group_id: str = Field(
-        "blackbox", pattern=r"^[A-Za-z0-9._-]{1,200}$",
-        description="consumer group; prefix of transactional ids",
+        None, examples=["oscillator"],
+        description="the topic for [a record for each second](timers.md#the-oscillator); created "
+                    "with one partition if it is missing. None or empty: no such records",
     )  # fmt: skip
-    instance_id: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9._-]{0,200}$",
-        description="name of this process in the group; if it is the same after a restart, the "
-                    "process gets its shards back at once",
+    group_id: Group = Field(
+        "blackbox", pattern=r"^[A-Za-z0-9._-]{1,200}$", examples=["blackbox-eu"],
+        description="the consumer group that assigns shards to processes, and the prefix of the "
+                    "transactional ids. All processes with the same request topics need the same "
+                    "group, and other request topics need another one",
+    )  # fmt: skip
+    instance_id: Instance = Field(
+        None, pattern=r"^[A-Za-z0-9._-]{0,200}$", examples=["blackbox-0"],
+        description="`group.instance.id`, the name of this process in the group. If it is the same "
+                    "after a restart, the process gets its shards back at once, not after the "
+                    "session timeout of the group (6 s). It must differ between processes: of two "
+                    "with the same name, the first continues without it, and logs an error. The "
+                    "chart sets the pod's name, `docker-compose.yml` the container's",
     )  # fmt: skip
     engine: Literal["spark", "process"] = Field(
-        "spark", description="the engine: spark, or process for small deployments"
-    )
+        "spark",
+        description="the [engine](engines.md) for intake and dispatch: Spark, or this process alone, "
+                    "for small deployments",
+    )  # fmt: skip
     delivery: Delivery = Field(
-        "exactly-once", description="with or without a Kafka transaction per batch"
-    )
+        "exactly-once",
+        description="with a Kafka transaction for each batch, or without. Without, a crash or a lost "
+                    "connection can deliver a batch twice, and readers need not be "
+                    "`read_committed`. The format `scheduler` needs `exactly-once`",
+    )  # fmt: skip
     poll_interval_ms: int = Field(
-        1000, ge=10, le=60_000, description="longest time between two checks of the index"
+        1000, ge=10, le=60_000, description="the longest time between two checks of the index"
     )
     wake_up: bool = Field(
-        True, description="also check at each next due time, not only every poll interval"
-    )
+        True,
+        description="check the index also when the next request is due; otherwise messages are late "
+                    "by up to a poll interval",
+    )  # fmt: skip
     batch_limit: int = Field(
-        1000, ge=1, le=10_000, description="maximum messages per batch of a shard"
-    )
+        1000, ge=1, le=10_000,
+        description="the maximum number of messages in a batch, which is one transaction of one "
+                    "shard. A batch also ends at about 16 MiB",
+    )  # fmt: skip
     retries: int = Field(
-        5, ge=0, le=1000, description="retries if the target is missing, after 1, 2, 4 … 60 s"
-    )
+        5, ge=0, le=1000,
+        description="how often a message is retried if its target does not exist, or blackbox has no "
+                    "permission to write to it: after 1, 2, 4 … 60 s. Then it becomes a dead letter",
+    )  # fmt: skip
     grace_s: int = Field(
         604_800, ge=3600, le=31_536_000,
-        description="how long Redis keeps a payload after its due time",
+        description="how long Redis keeps a payload after its due time. Choose more than the longest "
+                    "outage of Kafka",
     )  # fmt: skip
     max_countdown_s: int = Field(
-        34_560_000, ge=1, le=TEN_YEARS_S, description="longer countdowns are refused"
-    )
+        34_560_000, ge=1, le=TEN_YEARS_S,
+        description="requests that are due further ahead are refused (`too-far`)",
+    )  # fmt: skip
     retention_s: int = Field(
         604_800, ge=1, le=TEN_YEARS_S,
-        description="how long journals keep requests that have ended, at least, for look-ups, "
-                    "ledger and audit",
+        description="how long the journals keep requests that have ended, at least, for `show`, the "
+                    "[ledger](ledger.md) and the [audit](audit.md); then blackbox [removes them from "
+                    "Kafka](how-it-works.md#trimming)",
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,
-        description="how often to determine the low-water mark and trim the journals",
+        description="how often each shard determines its [low-water "
+                    "mark](how-it-works.md#the-low-water-mark) and trims its journals; with Spark, at "
+                    "least once in each window of dispatch (ten minutes)",
     )  # fmt: skip
     renew_after_s: int | None = Field(
         None, ge=1, le=TEN_YEARS_S,
-        description="age at which a request beyond the horizon is renewed; default: a day, or the "
-                    "horizon if that is longer",
+        description="the age at which a request of the [cold tier](cold-tier.md#renewal) is renewed, "
+                    "so that the journal before it can be trimmed. None: a day, or the horizon if "
+                    "that is longer",
     )  # fmt: skip
     hot_horizon_s: int = Field(
         86_400, ge=0, le=TEN_YEARS_S,
-        description="requests due further ahead stay out of Redis until they are promoted; 0: all "
-                    "are in Redis",
+        description="requests that are due further ahead wait in Kafka and take almost no room in "
+                    "Redis: the [cold tier](cold-tier.md). 0: every request is in Redis",
     )  # fmt: skip
     spark_master: SparkMaster = Field(
-        "local[*]", description="local[*], local[N], spark://host:port or k8s://address"
-    )
+        "local[*]", examples=["spark://spark:7077"],
+        description="where Spark [runs its tasks](deploying.md#where-spark-runs)",
+    )  # fmt: skip
     spark_config: Path | None = Field(
-        None, description=".properties file with Spark settings; wins over defaults"
-    )
-    ledger: str | None = Field(
-        None, description="where the ledger is: a folder, or a Hadoop path such as s3a://bucket/x"
-    )
+        None, examples=["/etc/blackbox/spark.properties"],
+        description="a `.properties` file with [Spark settings](#spark); they override "
+                    "blackbox's own",
+    )  # fmt: skip
+    ledger: Folder = Field(
+        None, examples=["s3a://bucket/ledger"],
+        description="where the [ledger](ledger.md) keeps the journals as Parquet; the audit reads it, "
+                    "too",
+    )  # fmt: skip
     callers_file: Path | None = Field(
-        None, description="TOML file with the callers' rules; read again when it changes"
-    )
-    http_host: str = Field("127.0.0.1", description="address of health, metrics and API")
-    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+        None, examples=["/etc/blackbox/callers.toml"],
+        description="a TOML file with [limits for callers](callers.md) and rates of targets; read "
+                    "again when it changes. None: no limits",
+    )  # fmt: skip
+    http_host: Host = Field(
+        "127.0.0.1", examples=["0.0.0.0"],
+        description="the address of probes, metrics and the [API](api.md). Without a token, other "
+                    "addresses than loopback serve only probes, metrics and the empty page. Nothing "
+                    "is encrypted: use `0.0.0.0` only behind a network policy",
+    )  # fmt: skip
+    http_port: int = Field(8000, ge=0, le=65535, description="the port; 0: any free port")
     api_token: Token = Field(
-        None, min_length=16, description="bearer token that allows changes over HTTP"
-    )
+        None, min_length=16,
+        description="the bearer token that allows reads and changes over [HTTP](api.md#access), "
+                    "such as the output of `openssl rand -hex 32`. Whitespace at its ends is ignored. "
+                    "None: changes are allowed on loopback only",
+    )  # fmt: skip
     api_read_token: Token = Field(
-        None, min_length=16, description="bearer token that allows reads over HTTP"
-    )
-    metrics_addr: str | None = Field(
-        None, pattern=r"^[^\s:]*:\d{1,5}$",
-        description="host:port of a second listener with the same paths",
+        None, min_length=16,
+        description="the bearer token that allows reads only. If one of the two tokens is set, reads "
+                    "need a token",
+    )  # fmt: skip
+    metrics_addr: Address = Field(
+        None, pattern=r"^[^\s:]*:\d{1,5}$", examples=["127.0.0.1:8001"],
+        description="a second address to listen on, with the same paths",
     )  # fmt: skip
 
     @property

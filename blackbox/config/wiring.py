@@ -20,7 +20,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import RulesError
 from blackbox.rules.target_rates import TargetRates
@@ -68,12 +68,12 @@ def _file(path: Path) -> RulesFile:
     return RulesFile(path)
 
 
-def admission(settings: Settings, access: KafkaAccess) -> Admission | None:
+def admission(settings: Settings, access: KafkaAccess) -> CallerAdmission | None:
     """Admission by the callers' rules; None: all are admitted. Raises as `rules` does."""
     file = rules(settings)
     if file is None:
         return None
-    return Admission(file, shared(settings), _Shards(access, list(settings.topics)))
+    return CallerAdmission(file, shared(settings), _Shards(access, list(settings.topics)))
 
 
 class _Shards:

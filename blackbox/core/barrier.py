@@ -21,7 +21,12 @@ PATIENCE_S = 2.0
 
 
 def commit_barrier(
-    shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
+    shard: Shard,
+    journal: Journal,
+    writer: Writer,
+    barrier: Receipt,
+    since: int,
+    groups_checked_below: int,
 ) -> tuple[int, int]:
     """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
@@ -49,7 +54,11 @@ def commit_barrier(
                 "wait, all others continue: %s", shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
         missing_count += len(missing)
-        others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
+        others = [
+            r.group
+            for at, r in tail
+            if at >= groups_checked_below and r.group not in ("", barrier.group)
+        ]
         group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
         void = sorted(claim.offset for claim in (*missing, *unread))

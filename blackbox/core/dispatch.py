@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from blackbox.core.delivery_transaction import DeliveryTransaction
+from blackbox.core.doubtful import Doubtful
 from blackbox.core.due_batch import DueBatch
 from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.rate_limit import defer_over_rate, give_back
-from blackbox.core.settling import settle
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
-from blackbox.records.receipt import Claim, Receipt, confirmation, one_incarnation
+from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
 RECEIPT_AFTER_MS = 5_000
-LONGEST_DOUBTFUL_PAUSE_MS = 10_000
-"""The longest pause between two looks at what is in doubt."""
 
 
 @dataclass(slots=True)
@@ -70,10 +68,11 @@ class Dispatch:
     _next: tuple[Dispatched, DueBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
-    _doubtful: Mapping[int, Claim] = field(default_factory=dict)
-    _doubtful_check_at_ms: int = 0
-    _doubtful_checks: int = 0
     _has_released: bool = False
+    _doubtful: Doubtful = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._doubtful = Doubtful(self.index, self.writer, self.triage.journal)
 
     @property
     def shard(self) -> Shard:
@@ -82,12 +81,15 @@ class Dispatch:
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`.
 
-        1. read positions and due members that belong together, then the payloads. The batch after a
-           full one is read while Kafka is busy with the full one. Then mark the batch as in flight
-           in Redis, without what was cancelled or replaced since it was read;
-        2. one transaction: messages and dead letters, flushed, then the receipt that names where
-           each went; commit;
-        3. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
+        The steps are those of `docs/how-it-works.md`, which says what a crash after each leaves behind.
+
+        D1. read positions and due members that belong together, then the payloads. The batch after a
+            full one is read while Kafka is busy with the full one. Then mark the batch as in flight
+            in Redis, without what was cancelled or replaced since it was read;
+        D2. begin a transaction; send messages and dead letters, and flush them;
+        D3. send the receipt that names where each went;
+        D4. commit;
+        D5. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
 
         What cannot be delivered now is postponed, out of the head of the queue. Raises
         RecoveryRequired when an outcome is unknown or the positions are not the ones last seen.
@@ -96,10 +98,10 @@ class Dispatch:
         self._known = self.index.positions.requests
         if self.index.removed != self._removed:
             self._next = None  # something in it may have been cancelled or replaced since
-        did, batch = self._next or self._read(now_ms)  # 1
+        did, batch = self._next or self._read(now_ms)  # D1
         self._next = None
-        if self._doubtful and now_ms >= self._doubtful_check_at_ms:
-            self._check_doubtful(now_ms)
+        if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:
+            self._doubtful.check(now_ms, self._known)
             did, batch = self._read(now_ms)
         self.done = did
         pace = self.triage.pace
@@ -122,29 +124,6 @@ class Dispatch:
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
         return did
-
-    def _check_doubtful(self, now_ms: int) -> None:
-        """Check what the last owner may have delivered and could not be checked when the shard was opened."""
-        claims = list(self._doubtful.values())
-        missing, unread = self.triage.journal.check(claims, 0)
-        absent = set(missing)
-        found = one_incarnation(c for c in claims if c not in unread and c not in absent)
-        if unread:
-            logger.warning(
-                "%s: cannot read yet whether %d requests were delivered; they wait: %s",
-                self.shard, len(unread), next(iter(unread.values())),
-            )  # fmt: skip
-        if found or missing:
-            not_delivered = sorted(claim.offset for claim in missing)
-            self.writer.begin()
-            position = self.writer.commit(
-                replace(confirmation(found, now_ms, self._known), void=not_delivered)
-            )
-            ended_in_doubt = self.index.end_doubt(not_delivered)
-            settle(self.index, [*(claim.offset for claim in found), *ended_in_doubt], position)
-        self._doubtful = self.index.doubtful
-        checks = self._doubtful_checks = 0 if found or missing else self._doubtful_checks + 1
-        self._doubtful_check_at_ms = now_ms + min(500 << min(checks, 5), LONGEST_DOUBTFUL_PAUSE_MS)
 
     def _write_receipt_alone(self, now_ms: int) -> None:
         """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
@@ -182,7 +161,7 @@ class Dispatch:
     def _triaged(self, due: DueEntries, now_ms: int) -> tuple[Dispatched, DueBatch]:
         was_resumed = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._has_released = due.paused, bool(due.released)
-        self._doubtful = due.doubtful
+        self._doubtful.claims = due.doubtful
         did = Dispatched(
             is_full=due.is_full or was_resumed,
             next_due_ms=due.next_due_ms,
@@ -200,7 +179,7 @@ class Dispatch:
             self._defer(batch.deferred, did, now_ms)
             return
         delivery = DeliveryTransaction(self.writer, self.triage, batch, self._known, now_ms)
-        self.writer.begin()  # 2
+        self.writer.begin()  # D2
         try:
             if not delivery.send():
                 self.writer.abort()
@@ -224,6 +203,7 @@ class Dispatch:
         # an entry that was read again may have a later due time
         latest_ms = min(max(due_ms, default=0), now_ms)
         try:
+            # D3, D4
             position = self.writer.commit(delivery.receipt(dead), latest_ms)
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
@@ -231,7 +211,7 @@ class Dispatch:
         removals = {offset: entry.caller_id for offset, entry in ended.items()}
         counted = self.counted(ended)
         origins = [entry.origin for entry in ended.values() if entry.origin is not None]
-        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # 3
+        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # D5
         self._recorded, self._recorded_ms = self._known, now_ms
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from blackbox.core.intake import parse, touched_by
 from blackbox.core.own_record import OwnRecord, origin_of
+from blackbox.core.parsing import parse, touched_by
 from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View
 from blackbox.core.ports import Journal
 from blackbox.core.request_status import DEAD, Place, RequestStatus

@@ -286,7 +286,7 @@ class Plan:
     replaced: int = 0
     carried: set[int] = field(default_factory=set)
     ignored: set[int] = field(default_factory=set)
-    counted: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    counted: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     cancelled_cold: dict[int, int] = field(default_factory=dict)
     ended_in_doubt: set[int] = field(default_factory=set)

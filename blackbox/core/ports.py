@@ -1,4 +1,4 @@
-"""What the verbs need of a shard's index, of its journals, and of its producer."""
+"""What the verbs need of a shard's index, of its journals, of its producer, and of the callers' rules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from blackbox.core.plan import (
     Batch,
     Binding,
     Bounds,
+    Change,
     DueEntries,
     IndexMetadata,
     Named,
@@ -19,9 +20,10 @@ from blackbox.core.plan import (
     Touched,
     View,
 )
+from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Checked, Claim, Mark, Places, Receipt
-from blackbox.records.request import Record, Shard
+from blackbox.records.request import Record, Request, Shard
 from blackbox.records.topic_limits import Limits
 
 
@@ -135,3 +137,34 @@ class Writer(Protocol):
     def flush(self, hopeless: Callable[[], dict[int, Refusal]] = ...) -> Mapping[int, Refusal]: ...
     def abort(self) -> None: ...
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int: ...
+
+
+class Admission(Protocol):
+    """The callers' rules, which decide what is taken in."""
+
+    def rulings(self) -> Rulings: ...
+
+
+class Rulings(Protocol):
+    """What the rules of one moment say about the requests of one batch, each known by its place in it."""
+
+    def see(
+        self, place: int, record: Record, asked: Request, change: Change, start_ms: int
+    ) -> None: ...
+    def without_refusals(self) -> Rulings: ...
+    def over_quota(self, shard: Shard, end: int, view: View) -> Mapping[int, Refusal]: ...
+    def applied(
+        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int
+    ) -> Sequence[tuple[int, Change]]: ...
+    def counted_of(
+        self, puts: Mapping[int, Request | Entry]
+    ) -> Mapping[str, Sequence[tuple[int, int]]]: ...
+    def name_of(self, caller: str | None) -> str: ...
+
+
+class Rates(Protocol):
+    """The rate limits of targets."""
+
+    def limited(self) -> Collection[str]: ...
+    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> Sequence[int]: ...
+    def give_back(self, target: str, count: int) -> None: ...

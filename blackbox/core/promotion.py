@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from blackbox.core.intake import parse
+from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
 from blackbox.records.carried import carried, carry_of, carry_on, original_record

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from blackbox.core.due_batch import DueBatch
+from blackbox.core.ports import Rates
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
-from blackbox.rules.target_rates import TargetRates
 
 
-def defer_over_rate(batch: DueBatch, pace: TargetRates, now_ms: int) -> dict[str, int]:
+def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target.
 
     What was due first goes first.
@@ -36,7 +36,7 @@ def defer_over_rate(batch: DueBatch, pace: TargetRates, now_ms: int) -> dict[str
     return later
 
 
-def give_back(pace: TargetRates, later: Mapping[str, int]) -> None:
+def give_back(pace: Rates, later: Mapping[str, int]) -> None:
     """Give back the times that were reserved for messages that are read again now."""
     for target, count in later.items():
         with suppress(RecoveryRequired, IndexFull):

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.index_preparation import IndexPreparation, StartingPoint
-from blackbox.core.intake import Rebuild, Taken, Upcoming
+from blackbox.core.intake import Rebuild, Taken
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding
 from blackbox.core.ports import Index, Journal, Writer
 from blackbox.core.settling import end_by_upcoming, remove_ended, settle
+from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, without_void
 from blackbox.records.request import Shard
@@ -65,28 +66,32 @@ class Recovery:
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and whenever recovery is required.
 
-        1. check that the shard still belongs to this owner, and the index to these topics. Then
-           fence every earlier owner, and settle its open transaction;
-        2. read the index again, as an earlier owner may have changed something until then. If the
-           index is lost, empty it and begin at the newest low-water mark;
-        3. commit a barrier. The last receipt is a witness, not a proof, so look for its messages at
-           the places it names. The barrier proves ownership, and voids what was not found. Where a
-           place cannot be read, only that request waits for it, and the shard opens;
-        4. read the receipts up to the barrier and apply their removals. A rebuild keeps them in
-           memory, and reads the requests once, from the mark on, without those that ended;
-        5. read the requests that the index does not know yet, and those that arrived during the
-           opening. So a cancel that was applied before is applied again before anything is
-           delivered. When Redis has no room for them, what they cancel or replace is still removed.
+        The steps are those of `docs/how-it-works.md`, which says what a crash after each leaves behind.
+
+        R1. check that the shard still belongs to this owner, and the index to these topics. Then
+            fence every earlier owner, and end its open transaction;
+        R2. read the index again, as an earlier owner may have changed something until then. If the
+            index is lost, empty it and begin at the newest low-water mark. The last receipt is a
+            witness, not a proof, so look for its messages at the places it names. Where a place
+            cannot be read, only that request waits for it, and the shard opens;
+        R3. commit a barrier: it proves ownership, and voids what was not found;
+        R4. read the receipts up to the barrier and apply their removals. A rebuild keeps them in
+            memory, and reads the requests once, from the mark on, without those that ended;
+        R5. read the requests that the index does not know yet, and those that arrived during the
+            opening. So a cancel that was applied before is applied again before anything is
+            delivered. When Redis has no room for them, what they cancel or replace is still removed.
 
         Raises RecoveryRequired when it cannot be finished: start over with a new index and writer.
         """
-        self.confirm()  # 1
-        preparation = self._preparation()
+        self.confirm()  # R1
+        preparation = IndexPreparation(
+            self.shard, self.group, self.index, self.journal, self.apply, self.now_ms
+        )
         preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing
         self.writer.open()
         checked = self.journal.receipt_bounds().end
         try:
-            start = preparation.prepare()  # 2
+            start = preparation.prepare()  # R2, but for the witness
         except IndexFull as full:
             raise RecoveryRequired(f"{self.shard}: {full}; it opens once Redis has room") from None
         binding = self.journal.binding(self.group)
@@ -94,10 +99,10 @@ class Recovery:
             self.now_ms(), gone=start.gone, read=start.positions.requests, topic_id=binding.topic_id,
             group=self.group, unknown_ms=start.unknown_before_ms or 0,
         )  # fmt: skip
-        position, void = commit_barrier(  # 3
+        position, void = commit_barrier(  # the witness of R2, and R3
             self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
-        outcomes = self._outcomes(start, position)  # 4
+        outcomes = self._outcomes(start, position)  # R4
         self._note_doubts(outcomes)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
         went_back = judged > self.index.positions.requests
@@ -107,16 +112,11 @@ class Recovery:
             self._rebuild(outcomes, position)
         else:
             self._settle(outcomes, position)
-        self._catch_up()  # 5
+        self._catch_up()  # R5
         if went_back and self.index.positions.requests >= judged:
             self.index.judged_before(0)
         gone = start.gone[1] - start.gone[0] if start.gone else 0
         return Recovered(outcomes.count, void, gone, start.mark, binding)
-
-    def _preparation(self) -> IndexPreparation:
-        return IndexPreparation(
-            self.shard, self.group, self.index, self.journal, self.apply, self.now_ms
-        )
 
     def _note_doubts(self, outcomes: Outcomes) -> None:
         """Note in the index which requests are in doubt, and which of these have no outcome after all."""

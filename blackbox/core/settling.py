@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from blackbox.core.intake import Upcoming
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.ports import Index
+from blackbox.core.upcoming import Upcoming
 
 CHUNK = 5000
 

@@ -18,14 +18,13 @@ from blackbox.core.due_batch import (
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import DueEntries, Postponed
-from blackbox.core.ports import Journal, Targets
+from blackbox.core.ports import Journal, Rates, Targets
 from blackbox.records import entry as entries
 from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
-from blackbox.rules.target_rates import TargetRates
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -52,7 +51,7 @@ class Triage:
     dead_letter_topic: str
     follow_ups: FollowUps
     retries: int = 5
-    pace: TargetRates | None = None
+    pace: Rates | None = None
 
     def sort(self, due: DueEntries, now_ms: int) -> DueBatch:
         """Decide what to do with a batch that is due."""

@@ -3,64 +3,103 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
-from threading import Lock
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
+from blackbox.engine.lateness import Lateness
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
-
-LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0)  # fmt: skip
 
 BATCH_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 COUNTERS = {
-    "accepted": ("Requests stored", "topic"),
-    "invalid": ("Requests that were invalid or too late to replace another", "topic"),
-    "cancelled": ("Pending requests cancelled", "topic"),
-    "replaced": ("Pending requests replaced", "topic"),
-    "delivered": ("Messages delivered", "topic"),
-    "fired": ("Messages delivered", "target"),
-    "dead": ("Dead letters written", "topic", "reason"),
-    "refused": ("Requests refused by the caller's rules", "caller", "reason"),
-    "retried": ("Deliveries postponed", "topic"),
-    "recoveries": ("Times the shard was opened, at start or for recovery", "shard"),
-    "void": ("Outcomes declared void; their messages are delivered again", "shard"),
-    "gone": ("Requests lost because retention removed them too early", "shard"),
-    "oscillator_written": ("Seconds written to the oscillator topic", "topic"),
-    "batch_records": ("Spark engine: requests read in batches",),
-}
+    "accepted": (
+        "Requests stored in Redis, by request topic; a recovery that reads requests again counts them again", "topic",
+    ),
+    "invalid": (
+        "Requests that cannot be parsed, or come too late to replace another; each becomes a dead letter", "topic",
+    ),
+    "cancelled": ("Pending requests cancelled by their caller", "topic"),
+    "replaced": ("Pending requests replaced by a later one, under the same caller id or by id", "topic"),
+    "delivered": ("Messages delivered, by request topic", "topic"),
+    "fired": ("Messages delivered, by target topic", "target"),
+    "dead": ("Dead letters, by request topic and by the value of their header blackbox-reason", "topic", "reason"),
+    "refused": (
+        "Requests refused by the rules of their caller; each becomes a dead letter, forbidden or quota. Callers that "
+        "the rules do not name are counted together, as (others)", "caller", "reason",
+    ),
+    "retried": ("Deliveries postponed because the target, or the broker, did not accept them", "topic"),
+    "recoveries": (
+        "How often the shard was opened: at the start, after a takeover, after each error that requires a recovery",
+        "shard",
+    ),
+    "void": (
+        "Outcomes that recoveries declared void (a torn transaction); their messages are delivered again, without "
+        "duplicates", "shard",
+    ),
+    "gone": (
+        "Requests lost: Kafka's retention removed them before they were read, or while some of them were pending",
+        "shard",
+    ),
+    "oscillator_written": ("Seconds written to the oscillator topic by this process", "topic"),
+    "batch_records": ("Spark engine: requests read by intake batches",),
+}  # fmt: skip
 """By name: the help text, then the labels."""
 
 GAUGES = {
-    "pending": ("Requests in the index", "shard"),
-    "in_doubt": ("Pending requests that may have been delivered, which cannot be checked yet", "shard"),
-    "oldest_overdue_seconds": ("Age of the oldest overdue request", "shard"),
-    "journal_position": ("Next offset to be read", "shard", "journal"),
-    "journal_low_water_age_seconds": ("Age of the oldest request that a rebuild would read", "shard"),
-    "journal_low_water_position": ("Low-water mark: records below it are not needed", "shard", "journal"),
-    "rebuild_records": ("Requests that a rebuild has read, and has to read in total", "shard", "state"),
-    "shard_open": ("1 when the shard is open here", "shard"),
-    "hidden_records": ("Records of the request topic behind an open transaction", "shard"),
-    "hidden_seconds": ("How long an open transaction has hidden these records", "shard"),
-    "shard_unread": ("Spark engine: 1 while the shard's requests cannot be read; it still delivers", "shard"),
-    "oscillator_lag_seconds": ("Seconds begun but not yet written, in the process that writes them", "topic"),
-    "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
-    "kafka_clock_ahead_seconds": ("The brokers' clock minus the later of Redis' and this host's",),
-    "kafka_clock_behind_seconds": (
-        "The earlier of Redis' and this host's clock minus that of the broker with the shard's receipts", "shard",
+    "pending": ("Requests in the index, due or not; without the cold tier", "shard"),
+    "in_doubt": (
+        "Pending requests that the last owner of the shard may have delivered: the place that its last receipt names "
+        "cannot be read (no leader, no permission, another producer's open transaction). They wait, and blackbox show "
+        "names the place; all others are delivered", "shard",
     ),
-    "callers_file_valid": ("1 while the callers' rules are valid or not configured",),
+    "oldest_overdue_seconds": (
+        "Age of the oldest overdue request while more requests are due than fit in one batch; otherwise 0", "shard",
+    ),
+    "journal_position": (
+        "Next offset to be read, of the request topic (requests) and of its receipts (receipts)", "shard", "journal",
+    ),
+    "journal_low_water_age_seconds": (
+        "Age of the oldest request that a rebuild would read; it grows until the next successful walk", "shard",
+    ),
+    "journal_low_water_position": (
+        "Low-water mark: records below it are not needed for a rebuild", "shard", "journal",
+    ),
+    "rebuild_records": (
+        "Requests that the last rebuild has read (read), and that it has to read in all (total)", "shard", "state",
+    ),
+    "shard_open": ("1 while the shard is open here, 0 while it is being opened", "shard"),
+    "hidden_records": (
+        "Records of the request topic behind a caller's open transaction, which no consumer can read yet; checked "
+        "every 10 s", "shard",
+    ),
+    "hidden_seconds": (
+        "How long the records of blackbox_hidden_records have been hidden; 0 if the readable end has moved since the last check", "shard",
+    ),
+    "shard_unread": (
+        "Spark engine: 1 while the shard's requests cannot be read; requests in the index are delivered", "shard",
+    ),
+    "oscillator_lag_seconds": (
+        "Seconds that have begun and are not written yet; only the process that writes them reports it", "topic",
+    ),
+    "redis_clock_skew_seconds": ("Redis' clock minus this host's",),
+    "kafka_clock_ahead_seconds": (
+        "How far the broker's timestamp of the last request read is ahead of the clocks of Redis and this host; 0 if "
+        "it is not, or if callers set timestamps",
+    ),
+    "kafka_clock_behind_seconds": (
+        "How far the clock of the broker with the shard's receipts is behind the earlier of Redis' and this host's "
+        "clocks; negative if it is ahead, 0 until a receipt shows it", "shard",
+    ),
+    "callers_file_valid": (
+        "0 while the file with the callers' rules cannot be used, and the previous rules stay in effect; otherwise 1",
+    ),
     "intake_paused": ("1 while Redis has no room and requests wait in Kafka",),
 }  # fmt: skip
 
@@ -74,50 +113,6 @@ class Report(NamedTuple):
     counters: Sequence[Sample] = ()
     gauges: Sequence[Sample] = ()
     lateness: Sequence[float] = ()
-
-
-class Lateness(Collector):
-    """A histogram of how long after its due time a message could be read; it takes whole batches."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._lock = Lock()
-        self._counts = [0] * (len(LATENESS_S) + 1)
-        self._sum_s = 0.0
-        registry.register(self)
-
-    def observe(self, due_ms: Sequence[int], at_ms: int) -> None:
-        """Count messages that were due at `due_ms` and delivered together at `at_ms`."""
-        late_s = sorted(max(0, at_ms - due) / 1000 for due in due_ms)
-        with self._lock:
-            self._sum_s += sum(late_s)
-            below = 0
-            for place, bound in enumerate(LATENESS_S):
-                upto = bisect_left(late_s, bound + 1e-9)
-                self._counts[place] += upto - below
-                below = upto
-            self._counts[-1] += len(late_s) - below
-
-    def totals(self) -> list[float]:
-        """The count of each bucket, then the sum of all in seconds."""
-        with self._lock:
-            return [*self._counts, self._sum_s]
-
-    def add(self, totals: Sequence[float]) -> None:
-        """Count what another process observed, in the form of `totals`."""
-        with self._lock:
-            self._counts = [
-                own + int(more) for own, more in zip(self._counts, totals[:-1], strict=True)
-            ]
-            self._sum_s += totals[-1]
-
-    def collect(self) -> Iterable[Metric]:
-        *counts, sum_s = self.totals()
-        buckets = list(zip([*map(str, LATENESS_S), "+Inf"], accumulate(counts), strict=True))
-        family = HistogramMetricFamily(
-            "blackbox_lateness_seconds", "Time from due time to delivery"
-        )
-        family.add_metric([], buckets, sum_s)
-        yield family
 
 
 class Metrics:
@@ -140,13 +135,14 @@ class Metrics:
         self.paused = self._gauges["intake_paused"]
         self._batches = Histogram(
             "blackbox_batch_seconds",
-            "Spark engine: duration of an intake batch",
+            "Spark engine: duration of an intake batch, from its start to the last position",
             buckets=BATCH_S,
             registry=self.registry,
         )
         self._hand_over = Histogram(
             "blackbox_window_handover_seconds",
-            "Spark engine: time during which no task owned a group of shards",
+            "Spark engine: time during which no task had a group of shards open, between one dispatch task "
+            "and the next; messages due in this time are late by up to this time",
             buckets=BATCH_S,
             registry=self.registry,
         )

@@ -10,7 +10,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
-from blackbox.core.intake import Parsed, parse
+from blackbox.core.parsing import Parsed, parse
 from blackbox.engine import hidden_records
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
@@ -149,14 +149,13 @@ class ProcessEngine:
                 self._pool.recover(failure.shard, failure)
             latest_ms = self._clock.latest_ms()
             admission = self._pool.admission
-            rules = None if admission is None else admission.rules()
             return {
                 shard: parse(
                     self._formats[shard.topic],
                     batch,
                     latest_ms,
                     self._settings.horizon_ms_of(shard.topic),
-                    rules,
+                    None if admission is None else admission.rulings(),
                 )
                 for shard, batch in batches.items()
             }

@@ -23,6 +23,7 @@ from blackbox.formats.terms import (
     is_caller_id,
     shown,
     start_ms,
+    whole_ms,
 )
 from blackbox.records.recurrence import cron, every, next_ms, without_follows
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
@@ -91,7 +92,7 @@ class Countdown(Format):
                     target,
                     message.encode(),
                     (timestamp_ms if is_stamped or 0 <= timestamp_ms <= latest_ms else latest_ms)
-                    + (countdown * 1000 if type(countdown) is int else _whole_ms(countdown)),
+                    + (countdown * 1000 if type(countdown) is int else whole_ms(countdown)),
                     None,
                     headers,
                     caller_of(headers),
@@ -146,13 +147,7 @@ class Countdown(Format):
             given = "neither countdown nor at is" if at is None else "both countdown and at are"
             raise RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
         if at is None:
-            if type(countdown) is not int and type(countdown) is not float:
-                given = f"countdown is {shown(countdown)}"
-                detail = f"{given}; give a number of seconds such as 90 or 1.5"
-                raise RefusedError(Reason.BAD_DUE_TIME, detail)
-            if countdown > self._max_countdown_s:
-                raise self._too_far(f"countdown {shown(countdown)}")
-            return start_ms + _whole_ms(countdown) if countdown > 0 else start_ms
+            return self._due_after_ms(countdown, start_ms, "countdown")
         return self._due_ms(_at_ms(at), start_ms, f"at {shown(at)}")
 
 
@@ -195,14 +190,6 @@ def _base64(name: str, held: Any, encoding: Any) -> bytes:
         wrong = f"not base64 ({error})"
     detail = f"{name} is {wrong}: {shown(held)}; encode it with padding and without line breaks"
     raise RefusedError(Reason.BAD_ENCODING, detail)
-
-
-def _whole_ms(seconds: float) -> int:
-    """The first millisecond not before `seconds`; 1.1 s are 1100 ms, whatever 1.1 * 1000 is."""
-    ms = ceil(seconds * 1000)
-    if (ms - 1) / 1000 >= seconds:
-        return ms - 1
-    return ms if ms / 1000 >= seconds else ms + 1
 
 
 def _at_ms(at: Any) -> int:
@@ -288,6 +275,6 @@ def _expires_ms(seconds: Any, due_ms: int) -> int | None:
     if seconds is None:
         return None
     if type(seconds) in {int, float} and 0 <= seconds <= MAX_EXPIRES_AFTER_S:
-        return due_ms + _whole_ms(seconds)
+        return due_ms + whole_ms(seconds)
     detail = f"expires_after is {shown(seconds)}; give seconds from 0 to {MAX_EXPIRES_AFTER_S}"
     raise RefusedError(Reason.BAD_EXPIRY, detail)

@@ -21,7 +21,7 @@ class Future(Format):
         at_ms, began_ms = _second(record.key) * 1000, start_ms(record, latest_ms)
         due_ms = self._due_ms(at_ms, began_ms, f"the key {shown(record.key)}")
         return Request(
-            self._target(callback.callBackTopic),
+            self._target(callback.callBackTopic, "callBackTopic"),
             callback.callBack,
             due_ms,
             callback.callBackKey.encode(),

@@ -45,7 +45,7 @@ class Scheduler(Format):
         due_ms = self._due_ms(epoch_s * 1000, began_ms, f"{EPOCH} {epoch_s}")
         expires_ms = None if self._grace_s is None else (epoch_s + self._grace_s) * 1000
         return Request(
-            self._target(_target_topic(record.headers)),
+            self._target(_target_topic(record.headers), TARGET_TOPIC),
             record.value,
             due_ms,
             _first(record.headers, TARGET_KEY),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 import orjson
 
@@ -86,23 +87,35 @@ class Format(ABC):
             raise self._too_far(given)
         return max(at_ms, start_ms)
 
+    def _due_after_ms(self, seconds: object, start_ms: int, field: str) -> int:
+        """The due time for the number of seconds in `field`: at once if negative.
+
+        Raises RefusedError for what is no number, and if it is too far ahead.
+        """
+        if type(seconds) is not int and type(seconds) is not float:
+            detail = f"{field} is {shown(seconds)}; give a number of seconds such as 90 or 1.5"
+            raise RefusedError(Reason.BAD_DUE_TIME, detail)
+        if seconds > self._max_countdown_s:  # also because huge numbers overflow below
+            raise self._too_far(f"{field} {shown(seconds)}")
+        return start_ms + whole_ms(seconds) if seconds > 0 else start_ms
+
     def _too_far(self, given: str) -> RefusedError:
         limit = f"{self._max_countdown_s} s (BLACKBOX_MAX_COUNTDOWN_S) after the request"
         return RefusedError(Reason.TOO_FAR, f"{given} is later than {limit}; give an earlier time")
 
-    def _target(self, topic: object) -> str:
-        """Return the topic. Raises RefusedError when no message may go there."""
+    def _target(self, topic: object, field: str = "topic") -> str:
+        """Return the topic that `field` names. Raises RefusedError when no message may go there."""
         if isinstance(topic, str) and topic in self._usual_targets:
             return topic
         if not isinstance(topic, str) or not is_topic_name(topic):
             given = "missing" if topic is None else shown(topic)
             detail = (
-                f"topic is {given}; give 1 to 249 characters of A-Z a-z 0-9 . _ -, other than . "
+                f"{field} is {given}; give 1 to 249 characters of A-Z a-z 0-9 . _ -, other than . "
                 "and .."
             )
             raise RefusedError(Reason.BAD_TOPIC, detail)
         if topic.startswith("__") or self._own_topics(topic):
-            detail = f"topic {shown(topic)} belongs to Kafka or blackbox; use another topic"
+            detail = f"{field} {shown(topic)} belongs to Kafka or blackbox; use another topic"
             raise RefusedError(Reason.FORBIDDEN_TOPIC, detail)
         if len(self._usual_targets) < REMEMBERED:
             self._usual_targets.add(topic)
@@ -129,6 +142,14 @@ def start_ms(record: Record, latest_ms: int) -> int:
     """
     is_known = record.has_broker_time or 0 <= record.timestamp_ms <= latest_ms
     return record.timestamp_ms if is_known else latest_ms
+
+
+def whole_ms(seconds: float) -> int:
+    """The first millisecond not before `seconds`; 1.1 s are 1100 ms, whatever 1.1 * 1000 is."""
+    ms = ceil(seconds * 1000)
+    if (ms - 1) / 1000 >= seconds:
+        return ms - 1
+    return ms if ms / 1000 >= seconds else ms + 1
 
 
 def caller_of(headers: Headers) -> str | None:

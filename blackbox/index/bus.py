@@ -16,6 +16,12 @@ from blackbox.index.connection import Clients, pool
 from blackbox.records.errors import IndexLost
 
 CHANNEL = "blackbox:bus:"
+"""channel: notes between the driver of Spark and its tasks: which shards a task has, what it reports, and
+that a request is due soon. The name goes on with the group and the kind of note. Nothing is stored.
+
+written -- the driver, dispatch and intake tasks
+read    -- the driver, dispatch tasks
+"""
 PAUSE_S = 1.0
 SILENCE_S = 5.0
 """After this long without a note, a listener sends a ping to Redis; after twice that, it connects again."""

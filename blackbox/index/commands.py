@@ -13,7 +13,8 @@ from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import Binding, Plan, View
 from blackbox.index.connection import pack
-from blackbox.index.keys import IDS_SENTINEL, SENTINEL, Keys, set_ex_template, zadd
+from blackbox.index.keys import IDS_SENTINEL, SENTINEL, Keys
+from blackbox.index.packed import set_ex_template, zadd
 from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member

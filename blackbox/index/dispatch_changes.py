@@ -13,7 +13,7 @@ from blackbox.core.plan import DueEntries, Positions, Postponed
 from blackbox.index.commands import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
-from blackbox.index.keys import by_score
+from blackbox.index.packed import by_score
 from blackbox.index.postponing import PostponingChanges
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved

@@ -1,8 +1,10 @@
-"""Names of a shard's keys; the hash tag keeps all of them in one Redis Cluster slot."""
+"""The schema of Redis: every key, its type and what it holds; `make docs` writes `docs/redis.md` from it.
+
+The hash tag keeps all keys of a shard in one Redis Cluster slot. A member is the offset of a request
+record, as 16 hex digits. The docstring of a key says its type first.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from blackbox.records.request import Shard
 
@@ -13,8 +15,13 @@ SENTINEL = b"~"
 IDS_SENTINEL = b"\xff"
 """A field that keeps `ids` in existence, not UTF-8 and so never a caller's id: without the key, it was lost."""
 
-KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
-"""A command whose first argument is a key."""
+
+RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
+"""hash: `<target>:<messages per second>` -> the next free number in the sequence of messages to this target
+
+written -- dispatch, for targets with a rate
+read    -- dispatch
+"""
 
 
 class Keys:
@@ -23,62 +30,144 @@ class Keys:
     def __init__(self, shard: Shard) -> None:
         self.prefix = f"{PREFIX}{{{shard}}}:".encode()
         self.due = self.prefix + b"due"
+        """sorted set: member -> due time, epoch ms, of each entry; or when it is tried next; or, while it is
+        parked, a score above 2^43 that belongs to its target. The member `~` at +inf shows that the key
+        was not lost.
+
+        written -- intake, dispatch, recovery
+        read    -- dispatch, recovery, the walk, look-ups
+        """
         self.ids = self.prefix + b"ids"
+        """hash: caller id -> member of the pending request that has it, also of a cold one. The field `\\xff`
+        keeps the key in existence.
+
+        written -- intake, dispatch, recovery
+        read    -- intake, dispatch, look-ups
+        """
         self.state = self.prefix + b"state"
+        """hash: what the index says of itself; see below
+
+        written -- intake, dispatch, recovery
+        read    -- intake, dispatch, recovery, the walk, look-ups
+
+        format      -- the version of this schema
+        requests    -- position: the next offset of the request topic to be read
+        token       -- random, new with each opening of the shard
+        cluster_id  -- Kafka's id of the cluster that the index belongs to
+        topic_id    -- Kafka's id of the request topic
+        receipts_id -- Kafka's id of the receipts topic
+        group       -- the consumer group
+        rebuild     -- the token of the opening that rebuilds the index; absent when that is done
+        known_from  -- where the index was begun: it knows nothing of requests below this offset
+        told        -- conditional records below this offset, about requests that the index does not know,
+                       counted unless they are in `ignored`
+        judged      -- callers' rules have judged the requests below this offset
+        unknown     -- epoch ms: requests that were due before may have had an outcome that is in no receipt
+        gap         -- [from, up to, told]: requests that retention removed before they were read
+        tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read
+        doubtful    -- [[offset, outcome, topic/partition, offset there, topic id], …]: requests in doubt
+        mark        -- [requests, receipts, pairs]: the last low-water mark
+        largest     -- the size of the largest payload ever stored, in bytes
+        cold        -- the number of requests in the key `cold`, which exists if this is above 0
+        named       -- 1: there was a caller id, so the key `ids` exists
+        moved       -- 1: promotion brought a request in, so the key `moved` exists
+        ended       -- 1: a cancel ended a cold request, so the key `ended` exists
+        ahead       -- the key `skip` exists if this offset is above the segment of `requests`
+        """
         self.receipts = self.prefix + b"receipts"
+        """string: position: the next offset of the receipts topic to be read
+
+        written -- dispatch, recovery
+        read    -- intake, dispatch, recovery, the walk
+        """
         self.cold = self.prefix + b"cold"
+        """hash: segment -> bitmap of its 65,536 offsets: the requests of the cold tier
+
+        written -- intake
+        read    -- intake, promotion, the walk, look-ups
+        """
         self.skip = self.prefix + b"skip"
+        """hash: segment -> bitmap: requests at or above the position `requests` that have ended already
+
+        written -- dispatch, recovery; intake removes segments that it has passed
+        read    -- intake, the walk
+        """
         self.ignored = self.prefix + b"ignored"
+        """sorted set: member -> its offset: conditional records that did not count, until a receipt names them
+
+        written -- intake, recovery; dispatch removes them
+        read    -- intake, recovery, and dispatch for the low-water mark
+        """
         self.early = self.prefix + b"early"
+        """sorted set: member -> its offset: replacements by id, not read yet, that count, as the requests that
+        they replace were removed while Redis was full
+
+        written -- recovery; intake removes them
+        read    -- intake, the walk
+        """
         self.moved = self.prefix + b"moved"
+        """sorted set: member of a request -> offset of the carried record by which it came into the index. The
+        member `~` is as in `due`.
+
+        written -- intake; dispatch removes them
+        read    -- intake, recovery
+        """
         self.ended = self.prefix + b"ended"
+        """sorted set: member of a cold request -> offset of the cancel by id that ended it. The member `~` is as
+        in `due`.
+
+        written -- intake; dispatch removes what is below the low-water mark
+        read    -- intake, look-ups
+        """
         self.unwanted = self.prefix + b"unwanted"
+        """sorted set: member -> its offset: requests in doubt that were cancelled or replaced; they end if
+        their message does not exist
+
+        written -- intake, recovery; dispatch removes them
+        read    -- dispatch, `rebind`
+        """
         self.in_flight = self.prefix + b"in-flight"
+        """hash: token -> members of the batch that is being delivered, one after the other
+
+        written -- dispatch
+        read    -- intake, before it replaces a request by id; cancels over HTTP and the command line
+        """
         self.paused = self.prefix + b"paused"
+        """hash: target -> since when it is paused, epoch ms
+
+        written -- `pause` and `resume`, over HTTP and the command line
+        read    -- dispatch, the API, `status`
+        """
         self.callers = self.prefix + b"callers"
+        """sorted set: callers that have a key `of:<caller>`, with the score 0
+
+        written -- intake
+        read    -- recovery
+        """
 
     def message(self, member: bytes) -> bytes:
+        """string: the payload of an entry: a line of JSON, then the bytes of the message. It expires.
+
+        written -- intake, dispatch when it postpones
+        read    -- dispatch, look-ups
+        """
         return self.prefix + b"msg:" + member
 
     def of(self, caller: str) -> bytes:
-        """The due times of a caller's pending requests, if these are counted."""
+        """sorted set: member -> due time, epoch ms, of the pending requests of a caller with `most_pending`
+
+        written -- intake, dispatch
+        read    -- intake
+        """
         return self.prefix + b"of:" + caller.encode()
 
 
-def set_ex_template(keys: Keys) -> bytes:
-    """A packed `SET <message key> <entry> EX <seconds>`, four times faster than packing each command.
+def counts(kind: str, name: str) -> bytes:
+    """hash: unix second -> how many in this second: `requests` of a caller, or `messages` to a target.
 
-    To be filled with (offset, length and bytes of the entry, length and digits of the seconds).
+    Some 600 to 1,200 seconds are kept.
+
+    written -- intake, for callers with a quota; dispatch, for targets with a rate
+    read    -- the same
     """
-    key = keys.message(b"")
-    return b"*5\r\n$3\r\nSET\r\n$%d\r\n%b%%016x\r\n$%%d\r\n%%b\r\n$2\r\nEX\r\n$%%d\r\n%%b\r\n" % (
-        len(key) + 16,
-        key,
-    )
-
-
-def by_score(
-    key: bytes, low: int | str, high: int | str, start: int, count: int, *more: str
-) -> KeyedCommand:
-    """A `ZRANGE` command for the members with scores from `low` to `high`, `count` from `start` on."""
-    options: tuple[str | int, ...] = (low, high, "BYSCORE", "LIMIT", start, count, *more)
-    return "ZRANGE", key, *options
-
-
-def zmscore(key: bytes, offsets: range) -> bytes:
-    """A packed `ZMSCORE <key> <member> …`, at a fifth of what packing each member costs."""
-    count = len(offsets)
-    start = b"*%d\r\n$7\r\nZMSCORE\r\n$%d\r\n%b\r\n" % (2 + count, len(key), key)
-    return start + b"$16\r\n%016x\r\n" * count % tuple(offsets)
-
-
-def zadd(key: bytes, scored: Sequence[tuple[int, int]], *, only_there: bool = False) -> bytes:
-    """A packed `ZADD <key> [XX] <score> <member> …` for (due time in epoch ms, offset)."""
-    pairs = [
-        b"$%d\r\n%b\r\n$16\r\n%016x\r\n" % (len(score), score, offset)
-        for score, offset in ((b"%d" % due_ms, offset) for due_ms, offset in scored)
-    ]
-    option = b"$2\r\nXX\r\n" if only_there else b""
-    start = b"*%d\r\n$4\r\nZADD\r\n$%d\r\n%b\r\n%b"
-    count = 2 + bool(option) + 2 * len(pairs)
-    return start % (count, len(key), key, option) + b"".join(pairs)
+    return f"{PREFIX}{{{kind}:{name}}}:counts".encode()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from blackbox.core.plan import Named
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import GuardedIndex
-from blackbox.index.keys import SENTINEL, by_score
+from blackbox.index.keys import SENTINEL
+from blackbox.index.packed import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records.request import member, offset_in
 

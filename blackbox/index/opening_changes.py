@@ -11,8 +11,9 @@ from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, IndexMetadata, Plan, Positions, Tail, View
 from blackbox.index.commands import CHUNK, chunks, zrem_chunks
 from blackbox.index.connection import pack
-from blackbox.index.keys import SENTINEL, by_score
+from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
+from blackbox.index.packed import by_score
 from blackbox.index.stored_fields import FORMAT, claims_of, positions_of
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark

@@ -9,8 +9,8 @@ from blackbox.core.plan import Postponed
 from blackbox.index.commands import CHUNK, zadd_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
-from blackbox.index.keys import by_score
 from blackbox.index.lookups import Lookups
+from blackbox.index.packed import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records import entry as entries
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
-from blackbox.index.keys import PREFIX, Keys, by_score
+from blackbox.index.keys import RESERVED, Keys, counts
+from blackbox.index.packed import by_score
 from blackbox.records.request import Second, Shard
 
-_RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
 SECONDS_KEPT = 600
 """Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
 
@@ -31,7 +31,7 @@ class SharedState:
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
         """Add these counts; return the value of each before."""
-        keys = {one: f"{PREFIX}{{{one.kind}:{one.name}}}:counts".encode() for one in more}
+        keys = {one: counts(one.kind, one.name) for one in more}
         each = list(dict.fromkeys(keys.values()))
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
         replies = self._clients.together(*added, *(("HLEN", key) for key in each))
@@ -46,18 +46,18 @@ class SharedState:
 
         It is `at_least` the given number: a sequence that fell behind goes on from there.
         """
-        (end,) = self._clients.together(("HINCRBY", _RESERVED, name, count))
+        (end,) = self._clients.together(("HINCRBY", RESERVED, name, count))
         if int(end) - count >= at_least:
             return int(end) - count
-        self._clients.together(("HSET", _RESERVED, name, at_least + count))
+        self._clients.together(("HSET", RESERVED, name, at_least + count))
         return at_least
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, are pending in these shards."""
         every = list(map(Keys, shards))
         self._remove_ended(caller, every)
-        counts = self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every))
-        return sum(map(int, counts))
+        found = self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every))
+        return sum(map(int, found))
 
     def paused(self, shards: Iterable[Shard]) -> dict[str, int]:
         """The targets that are paused in some of these shards, and since when, epoch ms."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.core.barrier import PATIENCE_S
-from blackbox.core.intake import parse, touched_by
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
+from blackbox.core.parsing import parse, touched_by
 from blackbox.core.plan import Bounds
 from blackbox.formats import Format
 from blackbox.index.shard_index import ShardIndex

@@ -16,14 +16,25 @@ HeaderValues = Sequence[tuple[str, bytes | str | None]]
 class Entry(NamedTuple):
     """A request in the index.
 
-    `reason` is set on a request that can only become a dead letter. If it was invalid when it was
-    read, `key`, `message` and `headers` are the record's own. `attempts` counts deliveries that
-    were postponed because the target could not take the message, `waits` those in a row because it
-    was unreachable or paused; `detail` says why in either case. `alone` asks for a transaction of
-    its own after the broker refused a batch. `origin` is the offset of the request itself, if the
-    entry's own is that of a carried record. `shortened` is how many forms of its dead letter the
-    broker has refused. `left_bytes` is the size of a refused record that stays in Kafka until its
-    dead letter is written: its key, message and headers are not in the entry.
+    target     -- the topic that the message goes to
+    message    -- the message; None: a tombstone
+    due_ms     -- when it is due, epoch ms
+    key        -- the key of the message
+    headers    -- its headers, without those of blackbox
+    caller     -- the caller, by the header `CALLER_SERVICE`
+    caller_id  -- the caller's id for the request
+    expires_ms -- when it expires, epoch ms
+    recurs     -- `every <ms>`, or `cron <time zone> <five fields>`
+    attempts   -- how often delivery was postponed because the target could not take the message
+    alone      -- true: it gets a transaction of its own, as the broker has refused a batch with it
+    reason     -- it can only become a dead letter, with this reason; if it was invalid when it was
+                  read, key, message and headers are those of the record
+    detail     -- explains the reason; without a reason, why it was postponed
+    origin     -- the offset of the request itself, if its member is a carried record
+    waits      -- how often in a row it was postponed because its target was unreachable or paused
+    shortened  -- how many forms of its dead letter the broker has refused
+    left_bytes -- the size of a refused record, whose key, message and headers stay in Kafka until its
+                  dead letter is written
     """
 
     target: str

@@ -57,30 +57,37 @@ class Mark(NamedTuple):
 class Receipt:
     """The outcomes of requests, by their offset in the request topic.
 
-    delivered  -- where each message went
-    dead       -- `dead` (undeliverable), `expired`, `invalid`: now dead letters, which `letters`
-                  locates
-    topics     -- the beginnings of the ids of these topics: one that is created again has another
-                  id
-    void       -- requests whose outcome in an earlier receipt does not count: pending again
-    doubtful   -- of these, claims of the earlier receipt that could not be read: not delivered
-                  until a later receipt repeats what is true, or lists in `void` again what is not
-    barrier    -- written by an owner that opens the shard, before it trusts earlier receipts
-    gone       -- request offsets (from, up to) that retention removed before they were read
-    read       -- the position `requests` of the writer's index: requests below it were judged
+    at_ms      -- when the batch was dispatched, epoch ms
+    delivered  -- for each topic and partition, pairs: the offset of the request, that of the message
+    dead       -- requests that could not be delivered
+    expired    -- requests that were past `expires_after`
+    invalid    -- records that are not valid requests
+    letters    -- the places of the dead letters of `dead`, `expired` and `invalid`, as in `delivered`
+    topics     -- the first 8 characters of the Kafka ids of the topics in `delivered` and `letters`:
+                  a topic that is created again has another id, and its messages do not count as
+                  missing
+    void       -- requests whose outcome in an earlier receipt does not count: they are pending again
+    doubtful   -- of these, what the earlier receipt says and could not be checked, by outcome: not
+                  delivered until a later receipt repeats what is true, or lists the others in `void`
+    barrier    -- true: written by an owner that opens the shard, before it trusts earlier receipts
+    gone       -- [from, up to]: offsets that retention removed before they were read, or while some
+                  of them were pending
+    read       -- the position `requests` of the writer: callers' rules have judged all below it
     ignored    -- conditional records (carried ones, replacements by id) that did not count
-    mark       -- the low-water mark; conditional records below `read` that no receipt up to this
-                  one ignores did count
-    topic_id   -- in a barrier or with a mark, the incarnation of the request topic that this and
-                  later receipts are about
-    group      -- in a barrier or with a mark, the consumer group whose receipts these are
-    unknown_ms -- in a barrier: requests that were due before this may have had an outcome that is
-                  in no receipt
-    cut        -- one offset or none: from there on this and earlier receipts are about other
-                  requests than those that are there now, as the log had lost its end
-    rebound    -- in a barrier of `blackbox rebind`: the token of the index that it moves. What was
-                  pending there and is gone from the request topic is written again in the same
-                  transaction
+    mark       -- [requests, receipts, pairs]: the low-water mark, and pairs of positions for the next
+                  one. Conditional records below `read` that no receipt up to this one ignores did
+                  count
+    topic_id   -- in a barrier or with a mark: Kafka's id of the request topic that this and later
+                  receipts are about
+    group      -- in a barrier or with a mark: the consumer group whose receipts these are; a shard of
+                  another group does not open
+    unknown_ms -- in a barrier: requests that were due before this may have had an outcome that is in
+                  no receipt
+    cut        -- [offset]: the request topic lost its records from there on. For these offsets, this
+                  and earlier receipts are about the lost requests
+    rebound    -- in a barrier of `blackbox rebind`: the token of the index that it moves. Requests
+                  that were pending there, and are gone from the request topic, are written again in
+                  the same transaction
     """
 
     at_ms: int

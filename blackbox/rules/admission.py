@@ -14,6 +14,7 @@ from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Second, Shard
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, CallerCounts, CallerRule, QuotaRequest, Rules
+from blackbox.rules.rulings import BatchRulings
 
 PENDING_KNOWN_FOR_S = 1.0
 
@@ -28,7 +29,7 @@ class _Counted(NamedTuple):
     refused: Mapping[int, Refusal] = {}
 
 
-class Admission:
+class CallerAdmission:
     """Judges requests that are read for the first time. Safe from any thread.
 
     `shards` are those in which a caller's pending requests are counted.
@@ -47,6 +48,10 @@ class Admission:
     def rules(self) -> Rules:
         """The current rules."""
         return self._file.rules()
+
+    def rulings(self) -> BatchRulings:
+        """What the current rules say about one batch."""
+        return BatchRulings(self.rules(), self.over_quota)
 
     def over_quota(
         self, shard: Shard, end: int, asked: Sequence[QuotaRequest]

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.intake import touched_by
+from blackbox.core.parsing import touched_by
 from blackbox.core.plan import Change, IndexMetadata, Plan, Positions
 from blackbox.core.resolve import resolve
 from blackbox.index.keys import IDS_SENTINEL

@@ -75,7 +75,7 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "        self.confirm()  # 1\n",
+                "        self.confirm()  # R1\n",
                 "        told = self.journal.receipt_bounds().end\n        self.confirm()\n",
             ),
             Change(
@@ -209,7 +209,7 @@ BUGS = (
     Bug(
         "open-before-read",
         "a shard delivers before it has read its requests to the end",
-        (Change("core/recovery.py", "        self._catch_up()  # 5\n", ""),),
+        (Change("core/recovery.py", "        self._catch_up()  # R5\n", ""),),
         ("from after a cancel",),
     ),
     Bug(
@@ -1010,8 +1010,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "        if self._doubtful and now_ms >= self._doubtful_check_at_ms:\n",
-                "        if self._doubtful and not self._doubtful_checks:\n",
+                "        if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:\n",
+                "        if self._doubtful.claims and not self._doubtful.check_at_ms:\n",
             ),
         ),
         (),

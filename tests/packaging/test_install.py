@@ -14,4 +14,10 @@ def test_no_text_says_to_install_a_strangers_package() -> None:
     inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     texts = [path for path in (*ROOT.glob("*"), *inside) if path.is_file()]
     assert {"README.md", "audit.md", "batch.py"} <= {path.name for path in texts}
-    assert [path for path in texts if STRANGERS.search(path.read_bytes())] == []
+    assert [path for path in texts if STRANGERS.search(without_own_extras(path))] == []
+
+
+def without_own_extras(path: Path) -> bytes:
+    """In pyproject.toml the name is the project's own, whatever there is on PyPI."""
+    text = path.read_bytes()
+    return text.replace(b'"blackbox[server]"', b"") if path.name == "pyproject.toml" else text

@@ -22,7 +22,8 @@ from typer.testing import CliRunner, Result
 from blackbox.cli import app
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import formats, kafka
-from blackbox.core.intake import Intake, parse
+from blackbox.core.intake import Intake
+from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Positions
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys

@@ -14,6 +14,7 @@ import pytest
 
 from blackbox.formats import FORMATS
 from tests.conftest import missing_tool
+from tests.packaging.client_alone import install, python
 from tests.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
@@ -22,7 +23,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    ((?:make|pip|export|blackbox) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
-ELSEWHERE = ("make demo", "make test", "pip install '.[spark]'")
+ELSEWHERE = ("make demo", "make test", "pip install '.[server]'", "pip install '.[spark]'")
 """What runs the whole, or is what this test itself was installed by."""
 
 
@@ -71,14 +72,16 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert "clean: every request is accounted for" in bash(world, of["audit"])
 
 
-def test_the_python_example_asks_and_cancels(world: World, service: ServiceProcess) -> None:
+def test_the_python_example_runs_where_only_the_client_is_installed(
+    world: World, service: ServiceProcess, tmp_path: Path
+) -> None:
     code = fenced("python").replace("localhost:9092", world.kafka.bootstrap_servers)
     code = code.replace('caller="billing"', f'caller="billing", request_topic="{world.requests}"')
     code = code.replace("reminders", world.targets[0])
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    shown = f"blackbox show {names['id']}"
-    until("it is cancelled", lambda: "cancelled" in bash(world, shown))
+    done = python(install(tmp_path / "packages"), "-c", f"{code}print(id)\n")
+    assert done.returncode == 0, done.stderr
+    id = done.stdout.split()[-1]
+    until("it is cancelled", lambda: "cancelled" in bash(world, f"blackbox show {id}"))
 
 
 def test_the_http_example_asks_finds_cancels_and_counts(

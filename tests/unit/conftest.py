@@ -16,15 +16,17 @@ from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.request import Cancel, Headers, Request
 from tests.contract.held import GRACE_S, NOW_MS, SHARD
+from tests.docs.redis import undocumented
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
 from tests.unit.opening import Make, Written
 
 
 @pytest.fixture
 def connections() -> Iterator[redis.ConnectionPool]:
-    """Connections to a Redis inside this process, empty at first."""
+    """Connections to a Redis inside this process, empty at first; what a test leaves there is documented."""
     connections = fake_connections(fakeredis.FakeServer(server_type="redis"))
     yield connections
+    assert list(undocumented(redis.Redis(connection_pool=connections))) == [], "see keys.py"
     connections.disconnect()
 
 

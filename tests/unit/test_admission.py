@@ -23,7 +23,7 @@ from blackbox.records.entry import decode
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Record, Second, Shard, request_id
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
 from tests.fakes import FakeJournal, FakeWriter
@@ -51,7 +51,7 @@ def make_intake(
         path.write_text(rules)
         indexes.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
         indexes[-1].load()
-        admission = Admission(RulesFile(path), SharedState(connections), lambda: [SHARD])
+        admission = CallerAdmission(RulesFile(path), SharedState(connections), lambda: [SHARD])
         return Intake(format, indexes[-1], None, admission)
 
     yield make
@@ -257,7 +257,7 @@ def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> Non
     path = tmp_path / "callers.toml"
     path.write_text("[callers.shop]\nrequests_per_second = 1")
     counts = Room()
-    judge = Admission(RulesFile(path), counts, lambda: [SHARD])
+    judge = CallerAdmission(RulesFile(path), counts, lambda: [SHARD])
     with pytest.raises(IndexFull):
         judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
     counts.is_full = False

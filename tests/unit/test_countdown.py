@@ -26,7 +26,7 @@ WRITTEN_MS = 1767225600000
 LATEST_MS = WRITTEN_MS + 2000
 LONGEST_S = 34560000
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-SECTION = PAGE.partition("### Field by field")[2].partition("### Refused later")[0]
+SECTION = PAGE.partition("### Field by field")[2].partition("### Reasons found after parsing")[0]
 VALID = {"topic": '"orders"', "message": '"hi"', "countdown": "90"}
 
 is_own = partial(is_own_topic, request_topics=["TB"], dead_letter_topic="blackbox.dead-letters")
@@ -110,7 +110,11 @@ def test_every_reason_word_is_documented(reason: Reason) -> None:
 
 def test_every_reason_word_of_the_page_exists() -> None:
     words = set(re.findall(r"refused: `([a-z-]+)`", PAGE))
-    words |= set(re.findall(r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Refused later")[2]))
+    words |= set(
+        re.findall(
+            r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Reasons found after parsing")[2]
+        )
+    )
 
     assert words <= set(Reason)
 

@@ -62,13 +62,13 @@ def test_a_second_that_is_past_means_at_once(key: bytes) -> None:
         (b"9" * 19, None, Reason.BAD_DUE_TIME, "Unix seconds"),
         (b"1800001001", None, Reason.TOO_FAR, "b'1800001001' is later than 1000 s"),
         (b"1800000090", b"{", Reason.NOT_PROTOBUF, "not a protobuf Future"),
-        (b"1800000090", b"", Reason.BAD_TOPIC, "topic is ''"),
+        (b"1800000090", b"", Reason.BAD_TOPIC, "callBackTopic is ''"),
         (b"1800000090", b"\n\x01\xff", Reason.NOT_PROTOBUF, "not a protobuf Future"),
         (
             b"1800000090",
             Future(callBackTopic="a b").SerializeToString(),
             Reason.BAD_TOPIC,
-            "topic is 'a b'",
+            "callBackTopic is 'a b'",
         ),
         (
             b"1800000090",

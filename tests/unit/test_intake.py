@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from blackbox.core.intake import Intake, Taken, parse
+from blackbox.core.intake import Intake, Taken
+from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Positions, Tail
 from blackbox.core.receipt_history import Shortened, replaced
 from blackbox.index.shard_index import ShardIndex

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from blackbox.core.dispatch import Dispatched
-from blackbox.core.intake import Parsed, Taken
+from blackbox.core.intake import Taken
 from blackbox.core.low_water import LowWater
+from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_promise_names_a_test() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| **")]
-    assert rows
+    page = PAGE.read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| **")]
     for row in rows:
         assert "`tests/" in row.split("|")[-2], row
+    promises = page.partition("## The guarantees\n")[2].partition("\n## ")[0]
+    named = dict.fromkeys(row.split("**")[1] for row in rows)
+    assert [*named] == re.findall(r"^### (.+)$", promises, re.MULTILINE) != []
 
 
 @pytest.mark.parametrize("name", sorted(named_tests()))

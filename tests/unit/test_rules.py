@@ -12,7 +12,7 @@ import pytest
 
 from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
-from blackbox.rules.admission import Admission
+from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
 from blackbox.rules.target_rates import TargetRates
@@ -62,10 +62,10 @@ def counted() -> Counted:
     return Counted()
 
 
-def admission(tmp_path: Path, counted: Counted, text: str) -> Admission:
+def admission(tmp_path: Path, counted: Counted, text: str) -> CallerAdmission:
     path = tmp_path / "callers.toml"
     path.write_text(text)
-    return Admission(RulesFile(path), counted, lambda: [SHARD])
+    return CallerAdmission(RulesFile(path), counted, lambda: [SHARD])
 
 
 def test_the_example_of_the_page_can_be_used() -> None:

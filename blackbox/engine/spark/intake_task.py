@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import admission, check_log, formats
-from blackbox.core.intake import Intake, Parsed, Taken, parse
+from blackbox.core.intake import Intake, Taken
+from blackbox.core.parsing import Parsed, parse
 from blackbox.core.plan import Batch
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
@@ -165,9 +166,9 @@ class _Intakes:
                 chunk.start, chunk.end, read_records(chunk.messages), leader_epochs(chunk.messages)
             )
             format, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
-            rules = None if self._admission is None else self._admission.rules()
+            rulings = None if self._admission is None else self._admission.rulings()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            yield shard, parse(format, batch, latest_ms, horizon_ms, rules)
+            yield shard, parse(format, batch, latest_ms, horizon_ms, rulings)
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, while_busy: Callable[[], None]) -> Stored:
@@ -240,10 +241,9 @@ class _Intakes:
                 is_behind=partial(self._has_receipt_since, shard),
                 topic_id=partial(self._topic_id, shard.topic),
             )  # fmt: skip
-            horizon_ms = self._settings.horizon_ms_of(shard.topic)
             intake = Intake(
-                self._formats[shard.topic], index, horizon_ms, self._admission,
-                check_log=partial(check_log, shard, self._access),
+                self._formats[shard.topic], index, self._settings.horizon_ms_of(shard.topic),
+                self._admission, check_log=partial(check_log, shard, self._access),
             )  # fmt: skip
             self._open_shards[shard] = index, intake
         return self._open_shards[shard]

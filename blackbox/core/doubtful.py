@@ -1,0 +1,54 @@
+"""Requests in doubt: the last owner may have delivered them, and its messages cannot be read yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from blackbox.core.ports import Index, Journal, Writer
+from blackbox.core.settling import settle
+from blackbox.records.receipt import Claim, confirmation, one_incarnation
+
+logger = logging.getLogger("blackbox.core.dispatch")
+
+FIRST_PAUSE_MS, MOST_PAUSE_MS = 500, 10_000
+"""The pauses between two looks at what is in doubt, each twice as long as the one before."""
+
+
+@dataclass(slots=True)
+class Doubtful:
+    """What could not be checked when the shard was opened. It is checked again from `check_at_ms` on."""
+
+    index: Index
+    writer: Writer
+    journal: Journal
+    claims: Mapping[int, Claim] = field(default_factory=dict)
+    check_at_ms: int = 0
+    _checks: int = 0
+
+    def check(self, now_ms: int, known: int) -> None:
+        """Settle the requests whose messages can be read now, and release those without one.
+
+        `known` is the position `requests` of the index. Raises RecoveryRequired.
+        """
+        claims = list(self.claims.values())
+        missing, unread = self.journal.check(claims, 0)
+        absent = set(missing)
+        found = one_incarnation(c for c in claims if c not in unread and c not in absent)
+        if unread:
+            logger.warning(
+                "%s: cannot read yet whether %d requests were delivered; they wait: %s",
+                self.index.shard, len(unread), next(iter(unread.values())),
+            )  # fmt: skip
+        if found or missing:
+            not_delivered = sorted(claim.offset for claim in missing)
+            self.writer.begin()
+            position = self.writer.commit(
+                replace(confirmation(found, now_ms, known), void=not_delivered)
+            )
+            ended_in_doubt = self.index.end_doubt(not_delivered)
+            settle(self.index, [*(claim.offset for claim in found), *ended_in_doubt], position)
+        self.claims = self.index.doubtful
+        checks = self._checks = 0 if found or missing else self._checks + 1
+        self.check_at_ms = now_ms + min(FIRST_PAUSE_MS << min(checks, 5), MOST_PAUSE_MS)

@@ -1,0 +1,45 @@
+"""What requests end before they are read: a rebuild asks for it, batch by batch.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from blackbox.core.parsing import touched_by
+from blackbox.core.plan import Carried, Change, Replacement, Touched
+
+
+class Upcoming(NamedTuple):
+    """What requests that stay in Kafka end, by caller ids and ids; carried ones as (offset, previous, origin).
+
+    `replacement` is the replacement by id after them, as (offset, id, caller id), if there is one.
+    """
+
+    touched: Touched
+    carried: Sequence[tuple[int, int, int]]
+    replacement: tuple[int, str, str | None] | None
+
+
+def upcoming(changes: Sequence[tuple[int, Change]]) -> Iterator[Upcoming]:
+    """What these changes replace, cancel or carry on, before they can be stored.
+
+    Each part but the last ends with a replacement by id, which counts only if the request it
+    names is pending then.
+    """
+    first = 0
+    for at, (offset, change) in enumerate(changes):
+        if type(change) is Replacement:
+            yield _upcoming(changes[first:at], (offset, change.id, change.caller_id))
+            first = at + 1
+    yield _upcoming(changes[first:], None)
+
+
+def _upcoming(
+    changes: Sequence[tuple[int, Change]], replacement: tuple[int, str, str | None] | None
+) -> Upcoming:
+    others = [one for one in changes if type(one[1]) is not Carried]
+    carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
+    return Upcoming(touched_by(others), carried, replacement)

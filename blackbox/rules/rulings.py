@@ -1,0 +1,84 @@
+"""What the callers' rules say about the requests of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+from blackbox.core import interpret
+from blackbox.core.plan import Change, View
+from blackbox.records.entry import Entry
+from blackbox.records.outgoing import Refusal
+from blackbox.records.request import Record, Request, Shard
+from blackbox.rules.rules import QuotaRequest, Rules
+
+OverQuota = Callable[[Shard, int, Sequence[QuotaRequest]], Mapping[int, Refusal]]
+"""The refusals of a shard's requests below an offset that exceed a quota, by offset."""
+
+
+@dataclass(slots=True)
+class BatchRulings:
+    """The rules of one moment, and what they say about a batch; not for two threads.
+
+    `_refused` maps places in the batch to the dead letters of requests that are not admitted.
+    `_asked` are the requests that count against a quota.
+    """
+
+    rules: Rules
+    exceeding: OverQuota
+    _: KW_ONLY
+    _refused: dict[int, Change] = field(default_factory=dict)
+    _asked: list[QuotaRequest] = field(default_factory=list)
+
+    def see(
+        self, place: int, record: Record, asked: Request, change: Change, start_ms: int
+    ) -> None:
+        """Look at the request at a place of the batch, which was written at `start_ms`."""
+        refusal = self.rules.refusal(asked, start_ms)
+        name, rule = self.rules.of(asked.caller)
+        if refusal is not None:
+            self._refused[place] = interpret.not_admitted(record, asked, change, refusal, start_ms)
+        elif rule.has_quota and interpret.counts(change, asked, record):
+            self._asked.append(QuotaRequest(place, name, record, asked, start_ms))
+
+    def without_refusals(self) -> BatchRulings:
+        """The same rules, for a batch whose requests they do not judge again."""
+        return BatchRulings(self.rules, self.exceeding)
+
+    def over_quota(self, shard: Shard, end: int, view: View) -> Mapping[int, Refusal]:
+        """The refusals of new requests that exceed a quota, by offset. Raises IndexFull."""
+        new = [
+            one
+            for one in self._asked
+            if one.record.offset >= view.judged and one.record.offset not in view.skipped
+        ]
+        return self.exceeding(shard, end, new) if new else {}
+
+    def applied(
+        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int
+    ) -> Sequence[tuple[int, Change]]:
+        """The changes, with dead letters for what is refused. Requests below `judged` were judged before."""
+        if not self._refused and not over:
+            return changes
+        ruled = list(changes)
+        for place, letter in self._refused.items():
+            offset, _ = ruled[place]
+            if offset >= judged:
+                ruled[place] = offset, letter
+        for place, _, record, request, start_ms in self._asked:
+            if record.offset in over:
+                offset, change = ruled[place]
+                refusal = over[offset]
+                letter = interpret.not_admitted(record, request, change, refusal, start_ms)
+                ruled[place] = offset, letter
+        return ruled
+
+    def counted_of(
+        self, puts: Mapping[int, Request | Entry]
+    ) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """As `Rules.counted_of`."""
+        return self.rules.counted_of(puts) if self.rules.counted else {}
+
+    def name_of(self, caller: str | None) -> str:
+        """The name under which a caller is counted."""
+        return self.rules.of(caller)[0]
