@@ -28,7 +28,7 @@ from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say
 from blackbox.embedded import EmbeddedStack
-from blackbox.engine.caretaker import FIRST_S, WALKED_SHARE
+from blackbox.engine.caretaker import FIRST_WALK_AFTER_S, WALKED_SHARE
 
 FAR_S = 200 * 86_400
 FAR_BYTES = 50
@@ -224,7 +224,7 @@ def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) ->
             ground.forget_statistics()
             wait("a walk is under way", lambda: ground.slices() > 0)
         # The other service idles as long: what was not used for a while is slower at first.
-        time.sleep(max(0.0, began + FIRST_S + AS_OLD_S - time.monotonic()))
+        time.sleep(max(0.0, began + FIRST_WALK_AFTER_S + AS_OLD_S - time.monotonic()))
         with watched(ground, found):
             before = cpu_s(service)
             found.rate = ground.drain(requests)

@@ -17,7 +17,7 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import shared
 from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import ShardStats
-from blackbox.index.redis_servers import RedisServers, Room
+from blackbox.index.redis_servers import RedisRoom, RedisServers
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, DeadLetter
 from blackbox.records.request import Shard, locate, placed
 
@@ -55,7 +55,7 @@ class Admin:
         self._writer = RequestTopicsWriter(settings)
         self._shared = shared(settings)
         self._redis = RedisServers(settings.redis_url.get_secret_value())
-        self._has_room = Room(self._redis)
+        self._has_room = RedisRoom(self._redis)
         self._lock = Lock()
         self._closing_letters = Lock()
         """Not the writer's: this takes a second among many letters, and no request waits for it."""
@@ -167,7 +167,7 @@ class Admin:
             held = [one.pending.entry for one in found if one.pending.entry is not None]
             callers.update(entry.caller or "" for entry in held)
             targets.update(entry.target for entry in held)
-        profiles = [lookup.inspector.counts(shard, edges_ms) for shard in shards]
+        profiles = [lookup.inspector.pending_counts(shard, edges_ms) for shard in shards]
         return Stats(
             shards={shard: lookup.inspector.shard_stats(shard, now_ms) for shard in shards},
             callers=callers,

@@ -13,7 +13,7 @@ from blackbox.admin.pending import as_pending
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.journal_lookup import JournalLookup
-from blackbox.core.journal_search import LimitReached, LookupLimit
+from blackbox.core.journal_search import LimitReached, ReadLimit
 from blackbox.core.own_record import OwnRecord, origin_of
 from blackbox.core.plan import Positions
 from blackbox.core.request_status import NO_REQUEST, RequestStatus, State
@@ -130,7 +130,7 @@ class StatusLookup:
         shard: Shard,
         offset: int,
         since: Positions | None = None,
-        limit: LookupLimit | None = None,
+        limit: ReadLimit | None = None,
     ) -> RequestStatus:
         """The status of the request at this place.
 
@@ -144,8 +144,8 @@ class StatusLookup:
         """
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
-        limit = limit or LookupLimit()
-        pending = self.inspector.look_up(shard, offset)  # 1
+        limit = limit or ReadLimit()
+        pending = self.inspector.pending_at(shard, offset)  # 1
         stats = self.inspector.shard_stats(shard, 0)
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, limit)
@@ -207,7 +207,7 @@ class StatusLookup:
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         """The offset of what replaced an ended request since; None: it was cancelled. Raises LimitReached."""
         with closing(ShardJournal(shard, self.access)) as journal:
-            lookup = self._journal_lookup(shard, journal, LookupLimit())
+            lookup = self._journal_lookup(shard, journal, ReadLimit())
             return lookup.replaced_by(
                 lookup.own_record(offset), 0 if since is None else since.requests
             )
@@ -230,7 +230,7 @@ class StatusLookup:
                     return holder
         if due_ms is None:
             return None
-        found = self.inspector.listed(lookup.shard, due_ms, due_ms, own.offset, DUE_TOGETHER)
+        found = self.inspector.list_pending(lookup.shard, due_ms, due_ms, own.offset, DUE_TOGETHER)
         for offset, pending in found:
             if pending.entry is not None and pending.entry.origin == own.origin:
                 return offset
@@ -240,7 +240,7 @@ class StatusLookup:
         self.inspector.close()
 
     def _journal_lookup(
-        self, shard: Shard, journal: ShardJournal, limit: LookupLimit
+        self, shard: Shard, journal: ShardJournal, limit: ReadLimit
     ) -> JournalLookup:
         has_receipts = shard.partition < self._partitions.get(receipts_topic(shard.topic), 0)
         now_ms = time.time_ns() // 1_000_000
@@ -274,7 +274,7 @@ def _search_from(since: Positions | None, positions: Positions | None) -> Positi
     return since if is_not_before else Positions(0, 0)
 
 
-def _limit_exceeded(known: RequestStatus, limit: LookupLimit, *, is_over: bool) -> RequestStatus:
+def _limit_exceeded(known: RequestStatus, limit: ReadLimit, *, is_over: bool) -> RequestStatus:
     """The status when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (

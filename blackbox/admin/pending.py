@@ -114,7 +114,7 @@ def page(
     shards = sorted(shards)
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
     whole_bytes = MOST_BYTES // max(1, len(shards)) if whole else None  # all shards are read ahead
-    listed = partial(inspector.listed, count=at_once, whole_bytes=whole_bytes)
+    listed = partial(inspector.list_pending, count=at_once, whole_bytes=whole_bytes)
     fewest = 1 if whole else at_once
     each = heapq.merge(
         *(

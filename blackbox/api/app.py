@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from blackbox.admin.admin import Admin
 from blackbox.api import dead_letters, pages, pausing, requests, schedules, stats
 from blackbox.api.access import Access
-from blackbox.api.door import Door, error_response
+from blackbox.api.access_middleware import AccessMiddleware, error_response
 from blackbox.api.health import Health
 from blackbox.api.pages import READS
 from blackbox.api.turns import Turns
@@ -66,7 +66,7 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
     turns = Turns()
-    app.add_middleware(Door, access=access)
+    app.add_middleware(AccessMiddleware, access=access)
     app.include_router(requests.routes(admin, turns))
     app.include_router(stats.routes(admin, turns))
     app.include_router(dead_letters.routes(admin, access, turns))
@@ -89,13 +89,13 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        told = [
+        texts = [
             f"{fault['loc'][-1] if fault['loc'] else 'body'}: {fault['msg']}"
             for fault in faults[:FAULTS_NAMED]
         ]
         if len(faults) > FAULTS_NAMED:
-            told.append(f"and {len(faults) - FAULTS_NAMED} more")
-        return JSONResponse({"error": "; ".join(told), "refused": []}, 422)
+            texts.append(f"and {len(faults) - FAULTS_NAMED} more")
+        return JSONResponse({"error": "; ".join(texts), "refused": []}, 422)
 
     @app.exception_handler(RecoveryRequired)
     @app.exception_handler(NotSent)

@@ -48,7 +48,7 @@ _LIMITS: dict[Phase, float] = {
     "leftover": LEFTOVER_S,
     "idle": IDLE_S,
 }
-"""How long each phase may take; `Door` limits bodies, and answers the client with an error."""
+"""How long each phase may take; `AccessMiddleware` limits bodies, and answers the client with an error."""
 
 
 def most_open() -> int:

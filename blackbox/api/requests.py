@@ -16,6 +16,7 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Rescheduled
 from blackbox.admin.pending import Cursor, PendingFilter
 from blackbox.admin.request_topics_writer import RefusedValue
+from blackbox.api.access_middleware import small_body
 from blackbox.api.answers import (
     CancelState,
     Ids,
@@ -43,7 +44,6 @@ from blackbox.api.described import (
     Target,
     To,
 )
-from blackbox.api.door import small_body
 from blackbox.api.turns import Turns
 from blackbox.formats.terms import caller_name
 

@@ -47,7 +47,7 @@ class HttpServer:
 
     def __init__(self, app: FastAPI, host: str, port: int, also: str | None = None) -> None:
         self._host = host
-        self._asked_port = port
+        self._given_port = port
         self._also = also
         self._server = _Server(
             uvicorn.Config(
@@ -81,8 +81,8 @@ class HttpServer:
 
         Raises SettingsError when the address cannot be used, RuntimeError when the server does not start.
         """
-        where = f"BLACKBOX_HTTP_HOST={self._host!r}, BLACKBOX_HTTP_PORT={self._asked_port}"
-        self._sockets.append(_listen(self._host, self._asked_port, where))
+        where = f"BLACKBOX_HTTP_HOST={self._host!r}, BLACKBOX_HTTP_PORT={self._given_port}"
+        self._sockets.append(_listen(self._host, self._given_port, where))
         self._port = int(self._sockets[0].getsockname()[1])
         if self._also:
             host, _, port = self._also.rpartition(":")

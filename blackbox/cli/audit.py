@@ -91,9 +91,9 @@ def _audited(
     try:
         with spark(settings, "auditing") as session:
             from blackbox.jobs.audit.audit import audited
-            from blackbox.jobs.ledger.ledger import Ledger, explained
+            from blackbox.jobs.ledger.ledger import Ledger, spark_errors_explained
 
-            with explained():
+            with spark_errors_explained():
                 kept = Ledger.open(session, ledger) if ledger else None
                 with audited(session, settings, kept=kept, targets=targets, late_s=late_s) as found:
                     verdict = found.verdict

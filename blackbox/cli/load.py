@@ -96,7 +96,7 @@ def load(
             if job.is_finished and not dry_run:
                 done = Loaded(len(files), job.rows_in, 0, job.rows_in)
             else:
-                done = _judge_and_send(job, settings, files, most_bytes, rate, dry_run, json, bar)
+                done = _check_and_send(job, settings, files, most_bytes, rate, dry_run, json, bar)
     except UnusableFile as error:
         raise error_exit(printable(str(error))) from None
     except (NotLoaded, RecoveryRequired) as error:
@@ -108,7 +108,7 @@ def load(
         _print(done)
 
 
-def _judge_and_send(
+def _check_and_send(
     job: Load,
     settings: Settings,
     files: Sequence[LoadFile],
@@ -125,7 +125,7 @@ def _judge_and_send(
         bar.show("validating")
         begun_s = time.monotonic()
         with bar.following(tasks_of(session)):
-            verdict = job.check(session, most_bytes, whole=dry_run)
+            verdict = job.validate(session, most_bytes, whole=dry_run)
         if verdict.bad:
             bar.stop()
             raise _refused(verdict, job.rows_in, json=json)
@@ -136,7 +136,7 @@ def _judge_and_send(
             return Loaded(len(files), rows, 0, before, judged_s, per_s, judged_s, True)
         bar.show("sending", rows)
         begun_s = time.monotonic()
-        with bar.following(lambda: (job.ask(), rows)):
+        with bar.following(lambda: (job.count_rows_in(), rows)):
             job.send(session, verdict.rows, rate)
         took_s = time.monotonic() - begun_s
         sent = job.rows_in - before
@@ -172,9 +172,9 @@ def _most_bytes(access: KafkaAccess, topic: str) -> int:
             f"the request topic {topic!r} does not exist on {access.bootstrap_servers}; start "
             "blackbox once to create it, or name another topic"
         )
-    told = described.settings
+    settings = described.settings
     return largest_record(
-        access, told.max_message_bytes if isinstance(told, TopicSettings) else None
+        access, settings.max_message_bytes if isinstance(settings, TopicSettings) else None
     )
 
 

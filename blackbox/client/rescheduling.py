@@ -11,8 +11,8 @@ import orjson
 from blackbox.client.request_value import instant
 from blackbox.formats import Format
 from blackbox.records.cancel import REPLACES, as_request, replaces
-from blackbox.records.carried import as_asked, carried
-from blackbox.records.recurrence import without_mark
+from blackbox.records.carried import carried, original_record
+from blackbox.records.recurrence import without_follows
 from blackbox.records.request import Headers, Record, Request, Shard, request_id
 
 
@@ -40,17 +40,17 @@ def replacement_of(
     """
     if (countdown_s is None) is (at is None):
         raise ValueError("give exactly one of countdown and at")
-    asked = as_asked(record) if carried(record.headers) else record
-    asked = as_request(asked) if replaces(asked.headers) else asked
-    found = format.parse(asked, asked.timestamp_ms)
-    if not isinstance(found, Request):
+    original = original_record(record) if carried(record.headers) else record
+    original = as_request(original) if replaces(original.headers) else original
+    request = format.parse(original, original.timestamp_ms)
+    if not isinstance(request, Request):
         raise ValueError(
             f"{shard.source(record.offset)} is not a valid request of the format countdown"
         )
-    terms = orjson.loads(asked.value or b"")
-    if not isinstance(terms["message"], str) and found.message is not None:
-        terms |= {"message": b64encode(found.message).decode(), "encoding": "base64"}
+    terms = orjson.loads(original.value or b"")
+    if not isinstance(terms["message"], str) and request.message is not None:
+        terms |= {"message": b64encode(request.message).decode(), "encoding": "base64"}
     terms |= {"countdown": countdown_s, "at": instant(at)}
     name = request_id(shard, record.offset).encode()
-    headers: Headers = [*without_mark(asked.headers), (REPLACES, name)]
-    return ReplacementRecord(asked.key, orjson.dumps(terms), headers)
+    headers: Headers = [*without_follows(original.headers), (REPLACES, name)]
+    return ReplacementRecord(original.key, orjson.dumps(terms), headers)

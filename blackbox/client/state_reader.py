@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 from blackbox.client.rescheduling import ReplacementRecord, replacement_of
 from blackbox.core.journal_lookup import JournalLookup
-from blackbox.core.journal_search import LimitReached, LookupLimit
+from blackbox.core.journal_search import LimitReached, ReadLimit
 from blackbox.core.request_status import DEAD, NO_REQUEST, Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
@@ -121,7 +121,7 @@ class StateReader:
 
     def _status(self, shard: Shard, offset: int, timeout_s: float) -> RequestStatus:
         is_used = bool(self._partitions)
-        limit = LookupLimit(timeout_s, math.inf)
+        limit = ReadLimit(timeout_s, math.inf)
         try:
             return self._status_by_journals(shard, offset, limit)
         except LimitReached:
@@ -138,7 +138,7 @@ class StateReader:
         # A consumer that was idle during an outage may know no broker, or an old leader: try a new one.
         return self._status(shard, offset, timeout_s)
 
-    def _status_by_journals(self, shard: Shard, offset: int, limit: LookupLimit) -> RequestStatus:
+    def _status_by_journals(self, shard: Shard, offset: int, limit: ReadLimit) -> RequestStatus:
         receipts = receipts_topic(self._topic)
         if not shard.partition < min(self._count(self._topic), self._count(receipts)):
             self._partitions = Topics(self._access.admin()).partitions(

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from blackbox.config.settings import Settings, SettingsError
-from blackbox.core.marks import is_another, replaced
 from blackbox.core.plan import Tail
+from blackbox.core.receipt_history import is_another, replaced
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.connection import pool
-from blackbox.index.shared import Shared
+from blackbox.index.shared_state import SharedState
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.own_topics import OwnTopics
 from blackbox.journal.shard_journal import ShardJournal
@@ -47,9 +47,9 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
     return access
 
 
-def shared(settings: Settings) -> Shared:
+def shared(settings: Settings) -> SharedState:
     """The state that all shards share in Redis, over connections of its own."""
-    return Shared(pool(settings.redis_url.get_secret_value()))
+    return SharedState(pool(settings.redis_url.get_secret_value()))
 
 
 def rules(settings: Settings) -> RulesFile | None:
@@ -81,7 +81,7 @@ class _Shards:
 
     def __init__(self, access: KafkaAccess, topics: Sequence[str]) -> None:
         self._topics = topics
-        self._asked = Topics(access.admin())
+        self._brokers = Topics(access.admin())
         self._known: list[Shard] = []
         self._look_at_s = float("-inf")
 
@@ -89,7 +89,7 @@ class _Shards:
         if time.monotonic() > self._look_at_s:
             known_for_s = SHARDS_ASKED_AGAIN_S
             with suppress(RecoveryRequired):
-                counts = self._asked.partitions(self._topics)
+                counts = self._brokers.partitions(self._topics)
                 self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
                 known_for_s = SHARDS_KNOWN_FOR_S
             self._look_at_s = time.monotonic() + known_for_s

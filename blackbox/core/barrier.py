@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from blackbox.core.marks import other_group
 from blackbox.core.plan import Bounds
 from blackbox.core.ports import Journal, Writer
+from blackbox.core.receipt_history import other_group
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import DOUBTFUL, Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
 
-TAIL = 100
-ROUNDS = DOUBTFUL - 2
+FIRST_STRETCH = 100
+ATTEMPTS = DOUBTFUL - 2
 PATIENCE_S = 2.0
 """How long the last receipt's messages are checked; the rest is checked while the shard is open."""
 
 
 def commit_barrier(
-    shard: Shard, journal: Journal, writer: Writer, barrier: Receipt, since: int, checked: int
+    shard: Shard,
+    journal: Journal,
+    writer: Writer,
+    barrier: Receipt,
+    since: int,
+    groups_checked_below: int,
 ) -> tuple[int, int]:
     """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
@@ -29,8 +34,8 @@ def commit_barrier(
     the receipts below `checked` have been checked. Raises RecoveryRequired when other owners keep
     writing receipts, OtherGroup when another group opened the shard at the same moment.
     """
-    absent = 0
-    for attempt in range(ROUNDS):
+    missing_count = 0
+    for attempt in range(ATTEMPTS):
         bounds = journal.receipt_bounds()
         end = bounds.end
         tail = _tail(journal, Bounds(max(since, bounds.start), end))
@@ -48,8 +53,12 @@ def commit_barrier(
                 "%s: cannot read whether %d messages of the last receipt exist; their requests "
                 "wait, all others continue: %s", shard, len(unread), next(iter(unread.values())),
             )  # fmt: skip
-        absent += len(missing)
-        others = [r.group for at, r in tail if at >= checked and r.group not in ("", barrier.group)]
+        missing_count += len(missing)
+        others = [
+            r.group
+            for at, r in tail
+            if at >= groups_checked_below and r.group not in ("", barrier.group)
+        ]
         group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
         void = sorted(claim.offset for claim in (*missing, *unread))
@@ -61,13 +70,13 @@ def commit_barrier(
         since = end
         # else there is another receipt in between, which must be checked first
         if [at for at, _ in journal.receipts(end, position)] == [position - 1]:
-            return position, absent
+            return position, missing_count
     raise RecoveryRequired(f"{shard}: other owners kept writing receipts; starting over")
 
 
 def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
     """The last receipts. Searches further back if there are none, as aborted ones leave only gaps."""
-    for stretch in bounds.from_the_end(TAIL):
+    for stretch in bounds.from_the_end(FIRST_STRETCH):
         if tail := list(journal.receipts(*stretch)):
             return tail
     return []

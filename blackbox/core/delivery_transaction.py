@@ -14,7 +14,7 @@ from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
 from blackbox.records.receipt import Places, Receipt, topic_of
 from blackbox.records.request import UNDELIVERABLE, Reason, Record
-from blackbox.records.topic_limits import NO_LIMITS, Parts
+from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
 
 PART_LATER_MS = 50
 """Delay of what a strict topic takes only in a later transaction; other messages go before it."""
@@ -42,7 +42,7 @@ class DeliveryTransaction:
         self._follow_ups: Places = {}
         topics = {entry.target for entry in self.ready.values()}
         self._limits = triage.targets.limits(topics | {triage.dead_letter_topic})
-        self._parts = Parts(self._limits)
+        self._parts = RecordBatches(self._limits)
 
     @property
     def apart(self) -> Collection[int]:

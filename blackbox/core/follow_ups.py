@@ -28,7 +28,7 @@ from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Outgoing, Refusal, deliveries
 from blackbox.records.receipt import Places
-from blackbox.records.recurrence import asked_again, follows, marked
+from blackbox.records.recurrence import follows, next_request_headers, next_request_value
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.follow_ups")
@@ -87,12 +87,12 @@ class FollowUps:
             for offset, entry in ended.items():
                 if entry.recurs is not None:
                     try:
-                        value = asked_again(entry, now_ms)
+                        value = next_request_value(entry, now_ms)
                     except (ValueError, LookupError, OverflowError, TypeError) as why:
                         where = self.shard.source(offset)
                         logger.error("%s: stops recurring (%s): %s", where, entry.recurs, why)
                         continue
-                    headers = marked(entry.headers, self.shard.source(offset))
+                    headers = next_request_headers(entry.headers, self.shard.source(offset))
                     yield Outgoing(offset, topic, _key(entry), value, headers, partition)
             return
         valid = {offset: entry for offset, entry in ended.items() if entry.caller_id is not None}
@@ -193,13 +193,13 @@ class FollowUps:
             record = as_request(record)
         if follows(record.headers):  # blackbox's own, from an aborted transaction
             return
-        asked = self.format.parse(record, record.timestamp_ms)
-        if asked is None:
+        parsed = self.format.parse(record, record.timestamp_ms)
+        if parsed is None:
             return
         if self.history_topic is not None and record.key is not None:  # compaction works by the key
             yield record.key.decode(errors="replace")
-        elif not isinstance(asked, Invalid) and asked.caller_id is not None:
-            yield asked.caller_id
+        elif not isinstance(parsed, Invalid) and parsed.caller_id is not None:
+            yield parsed.caller_id
 
 
 def _hashed_names(offset: int, entry: Entry) -> Sequence[int]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blackbox.core.intake import Rebuild, Taken
-from blackbox.core.marks import (
+from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
+from blackbox.core.ports import Index, Journal
+from blackbox.core.receipt_history import (
     check_binding,
     foreign_group,
     is_another,
@@ -17,8 +19,6 @@ from blackbox.core.marks import (
     replaced,
     shortened,
 )
-from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
-from blackbox.core.ports import Index, Journal
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 

@@ -26,7 +26,7 @@ class Taken:
     """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
 
     `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
-    were not admitted, by reason and caller. `broker_ahead_ms` is how much later than both local clocks the
+    were not admitted, by reason and caller. `kafka_ahead_ms` is how much later than both local clocks the
     broker timestamped the last record, 0 if it is earlier. It is a matter of clocks, so it is not
     compared: two passes that did the same are equal.
     """
@@ -38,7 +38,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    broker_ahead_ms: int | None = field(default=None, compare=False)
+    kafka_ahead_ms: int | None = field(default=None, compare=False)
 
 
 class Rebuild(NamedTuple):
@@ -99,16 +99,16 @@ class Intake:
     ) -> Taken:
         """Store a parsed batch, steps I2 and I3 of `apply`; while Redis is busy, call `while_busy`."""
         rulings = parsed.rulings
-        followed: Tail | None = None
+        checked_tail: Tail | None = None
         over: Mapping[int, Refusal] | None = None
 
         def make_plan(view: View) -> Plan:
-            nonlocal over, followed
-            if parsed.tail is not None and view.tail is not None and view.tail != followed:
+            nonlocal over, checked_tail
+            if parsed.tail is not None and view.tail is not None and view.tail != checked_tail:
                 is_again = parsed.start < view.positions.requests
                 if is_again or view.tail.may_be_lost(parsed.epoch):
                     self.check_log(view.tail)
-                followed = view.tail
+                checked_tail = view.tail
             changes = parsed.changes
             if rulings is not None:
                 if over is None:  # counted once, however often the plan is made
@@ -127,7 +127,7 @@ class Intake:
         plan = self.index.store(
             parsed.start, parsed.end, touched, make_plan, now_ms, while_busy, ended
         )
-        return _taken(plan, rulings, parsed.broker_ahead_ms)
+        return _taken(plan, rulings, parsed.kafka_ahead_ms)
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored."""
@@ -138,7 +138,7 @@ class Intake:
         return interpret.reread(self.format, record)
 
 
-def _taken(plan: Plan, rulings: Rulings | None, broker_ahead_ms: int | None) -> Taken:
+def _taken(plan: Plan, rulings: Rulings | None, kafka_ahead_ms: int | None) -> Taken:
     puts = plan.puts.values()
     bad = [put for put in puts if type(put) is Entry and put.reason is not None]
     refused = Counter(
@@ -155,5 +155,5 @@ def _taken(plan: Plan, rulings: Rulings | None, broker_ahead_ms: int | None) -> 
         replaced=plan.replaced,
         first_due_ms=min(map(attrgetter("due_ms"), puts), default=None),
         carried=carried,
-        broker_ahead_ms=broker_ahead_ms,
+        kafka_ahead_ms=kafka_ahead_ms,
     )

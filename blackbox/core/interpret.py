@@ -11,7 +11,7 @@ from itertools import chain
 from blackbox.core.plan import Batch, Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.carried import carried, carry_of, original_record
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
@@ -23,40 +23,40 @@ MOST_COLD_BYTES = 900_000
 MOST_REFUSED_BYTES = 1_000
 """The largest refused record kept in Redis: a caller whose requests are refused must not fill it for all."""
 
-VERDICT_LOST = (
+TIMELINESS_LOST = (
     "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
     "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
     "not delivered"
 )
 
 
-def read(
+def interpret_record(
     format: Format, record: Record, latest_ms: int, horizon_ms: int | None
 ) -> tuple[Change | None, Request | None]:
     """What a record changes, None: nothing; and the request in it, if rules are to judge it."""
     if carried(record.headers):
         return _read_carried(format, record, latest_ms), None
-    asked: Request | Cancel | Invalid | None
+    parsed: Request | Cancel | Invalid | None
     replaced_id: str | None = None
     if record.unreadable is not None:
-        asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+        parsed = Invalid(Reason.BAD_HEADERS, record.unreadable)
     elif cancels(record.headers):
-        asked = cancel_of(record)
+        parsed = cancel_of(record)
     elif replaces(record.headers):
-        asked = ended = cancel_of(record)
-        if isinstance(ended, Cancel):
-            asked, replaced_id = format.parse(as_request(record), latest_ms), ended.id
+        parsed = named = cancel_of(record)
+        if isinstance(named, Cancel):
+            parsed, replaced_id = format.parse(as_request(record), latest_ms), named.id
     else:
-        asked = format.parse(record, latest_ms)
-    if isinstance(asked, Invalid):
-        return refused_entry(record, asked, min(record.timestamp_ms, latest_ms)), None
-    if not isinstance(asked, Request):
-        return asked, None
-    is_cold = _is_cold(record, asked, horizon_ms)
-    change: Request | Cold = Cold(asked.caller_id) if is_cold else asked
+        parsed = format.parse(record, latest_ms)
+    if isinstance(parsed, Invalid):
+        return refused_entry(record, parsed, min(record.timestamp_ms, latest_ms)), None
+    if not isinstance(parsed, Request):
+        return parsed, None
+    is_cold = _is_cold(record, parsed, horizon_ms)
+    change: Request | Cold = Cold(parsed.caller_id) if is_cold else parsed
     if replaced_id is not None:
-        return _replacement(record, replaced_id, change, latest_ms), asked
-    return change, asked
+        return _replacement(record, replaced_id, change, latest_ms), parsed
+    return change, parsed
 
 
 def reread(format: Format, record: Record) -> Entry:
@@ -64,13 +64,13 @@ def reread(format: Format, record: Record) -> Entry:
 
     A replacement by id becomes a dead letter: only the stored form showed whether it was in time.
     """
-    change, _ = read(format, record, record.timestamp_ms, None)
+    change, _ = interpret_record(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
-        letter = Invalid(Reason.PAYLOAD_LOST, VERDICT_LOST)
+        letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
         lost = refused_entry(record, letter, record.timestamp_ms)
         return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Carried):
-        change = change.asked
+        change = change.content
     if isinstance(change, Request):
         return Entry(*change)
     if isinstance(change, Entry):
@@ -84,41 +84,41 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
         carry = carry_of(record)
     except ValueError as error:
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
-    original = as_asked(record)
-    asked = format.parse(original, latest_ms)
-    if isinstance(asked, Request):
-        hot = Entry(*asked, origin=carry.origin)
-        cold = Cold(asked.caller_id)
+    original = original_record(record)
+    parsed = format.parse(original, latest_ms)
+    if isinstance(parsed, Request):
+        hot = Entry(*parsed, origin=carry.origin)
+        cold = Cold(parsed.caller_id)
         return Carried(
-            carry.previous, carry.origin, asked.caller_id, cold if carry.is_cold else hot
+            carry.previous, carry.origin, parsed.caller_id, cold if carry.is_cold else hot
         )
-    if asked is None or isinstance(asked, Cancel):
+    if parsed is None or isinstance(parsed, Cancel):
         detail = "the carried record is not a request; only blackbox may write blackbox-carried"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
-    return Carried(carry.previous, carry.origin, None, refused_entry(original, asked, due_ms))
+    return Carried(carry.previous, carry.origin, None, refused_entry(original, parsed, due_ms))
 
 
-def _replacement(record: Record, id: str, asked: Request | Cold, latest_ms: int) -> Replacement:
+def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: int) -> Replacement:
     detail = (
         f"the request to replace, {id}, is not pending: it was delivered, has ended, or was "
         "renewed under another id by the cold tier; look it up"
     )
     letter = Invalid(Reason.TOO_LATE, detail)
     too_late = refused_entry(record, letter, min(record.timestamp_ms, latest_ms))
-    return Replacement(id, asked.caller_id, asked, too_late)
+    return Replacement(id, content.caller_id, content, too_late)
 
 
-def _is_cold(record: Record, asked: Request, horizon_ms: int | None) -> bool:
+def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
     """Whether a request stays out of the index, no matter when it is read."""
     if horizon_ms is None or record.timestamp_ms < 0:
         return False
-    is_far_ahead = asked.due_ms - record.timestamp_ms > horizon_ms
+    is_far_ahead = request.due_ms - record.timestamp_ms > horizon_ms
     return is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES
 
 
-def counts(change: Change, asked: Request, record: Record) -> bool:
+def counts(change: Change, request: Request, record: Record) -> bool:
     """Whether a request counts against a quota; not one that replaces, or that blackbox wrote itself."""
-    is_next = asked.recurs is not None and follows(record.headers)
+    is_next = request.recurs is not None and follows(record.headers)
     return type(change) is not Replacement and not is_next
 
 
@@ -135,13 +135,13 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
 
 
 def not_admitted(
-    record: Record, asked: Request, change: Change, refusal: Refusal, due_ms: int
+    record: Record, request: Request, change: Change, refusal: Refusal, due_ms: int
 ) -> Change:
     """The dead letter of a request that is not admitted; it still ends what that would have replaced."""
     reason, detail = refusal
     letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
-    letter = letter._replace(caller=asked.caller, caller_id=asked.caller_id)
-    return change._replace(asked=letter) if type(change) is Replacement else letter
+    letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
+    return change._replace(content=letter) if type(change) is Replacement else letter
 
 
 def outcome_unknown(
@@ -149,23 +149,25 @@ def outcome_unknown(
 ) -> list[tuple[int, Change]]:
     """Put dead letters in place of what may have been delivered, or may have been too late to replace."""
     records = {record.offset: record for record in batch.records}
-    judged: list[tuple[int, Change]] = []
+    replaced: list[tuple[int, Change]] = []
     for offset, change in changes:
         record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
-        asked = change.asked if isinstance(change, Carried | Replacement) else change
-        due_ms = asked.due_ms if isinstance(asked, Request | Entry) else None
+        content = change.content if isinstance(change, Carried | Replacement) else change
+        due_ms = content.due_ms if isinstance(content, Request | Entry) else None
         is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
-        is_valid = isinstance(asked, Request) or (isinstance(asked, Entry) and not asked.reason)
+        is_valid = isinstance(content, Request) or (
+            isinstance(content, Entry) and not content.reason
+        )
         if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
-            if isinstance(asked, Request | Entry) and asked.recurs is not None:
+            if isinstance(content, Request | Entry) and content.recurs is not None:
                 # the request's own fields, not the record: the next time is asked for from these
-                unknown = Entry(*asked)._replace(reason=letter.reason, detail=letter.detail)
+                unknown = Entry(*content)._replace(reason=letter.reason, detail=letter.detail)
             else:
                 unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
                 unknown = unknown._replace(caller_id=change.caller_id)
             if isinstance(change, Carried | Replacement):
-                change = change._replace(asked=unknown)
+                change = change._replace(content=unknown)
             else:
                 change = unknown
-        judged.append((offset, change))
-    return judged
+        replaced.append((offset, change))
+    return replaced

@@ -14,7 +14,7 @@ from blackbox.core.request_status import DEAD, Place, RequestStatus
 from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.records.carried import carried
-from blackbox.records.receipt import Places, Receipt, settled
+from blackbox.records.receipt import Places, Receipt, without_void
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Record, Shard, request_id
 
@@ -36,7 +36,7 @@ class LimitReached(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class LookupLimit:
+class ReadLimit:
     """How much of the journals one look-up may read, in seconds and in records."""
 
     seconds: float = LOOK_UP_S
@@ -71,7 +71,7 @@ class JournalSearch:
     format: Format
     now_ms: int
     has_receipts: bool = True
-    limit: LookupLimit = field(default_factory=LookupLimit)
+    limit: ReadLimit = field(default_factory=ReadLimit)
 
     def outcome(self, own: OwnRecord, since: int = 0) -> RequestStatus | None:
         """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
@@ -135,7 +135,7 @@ class JournalSearch:
                 continue
             for offset, change in changes:
                 if isinstance(change, Replacement) and change.id not in named:
-                    change = change.asked  # if it came too late, its own outcome says so
+                    change = change.content  # if it came too late, its own outcome says so
                 if at not in resolve([(at, Cold(caller_id)), (offset, change)], view).to_cold:
                     return offset, isinstance(change, Carried)
         return None
@@ -197,7 +197,7 @@ class JournalSearch:
         if first >= last:
             return None
         offset = own.offset
-        for at, receipt in settled(self._receipts(first, end)):
+        for at, receipt in without_void(self._receipts(first, end)):
             if at >= last:
                 return None
             # The log lost its end: this receipt is about the request that was there before.

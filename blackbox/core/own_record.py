@@ -9,7 +9,7 @@ from blackbox.core.ports import Journal
 from blackbox.core.request_status import RequestStatus, State
 from blackbox.formats import Format
 from blackbox.records.cancel import cancel_of, cancels
-from blackbox.records.carried import as_written, carried, carry_of
+from blackbox.records.carried import carried, carry_of, original_if_carried
 from blackbox.records.request import Cancel, Record, Request, Shard, request_id
 
 
@@ -46,26 +46,26 @@ def origin_of(record: Record) -> int:
 
 
 def _parsed(shard: Shard, format: Format, record: Record, now_ms: int) -> RequestStatus:
-    offset, record = record.offset, as_written(record)
+    offset, record = record.offset, original_if_carried(record)
     if cancels(record.headers):
         named = cancel_of(record)
         return _status(shard, offset, "cancel", caller_id=getattr(named, "id", None))
-    asked = format.parse(record, now_ms)
-    if asked is None:
+    parsed = format.parse(record, now_ms)
+    if parsed is None:
         return _status(shard, offset, "tombstone")
-    if isinstance(asked, Cancel):
-        return _status(shard, offset, "cancel", caller_id=asked.caller_id)
-    if isinstance(asked, Request):
+    if isinstance(parsed, Cancel):
+        return _status(shard, offset, "cancel", caller_id=parsed.caller_id)
+    if isinstance(parsed, Request):
         return _status(
             shard,
             offset,
             "unread",
-            caller=asked.caller,
-            caller_id=asked.caller_id,
-            target=asked.target,
-            due_ms=asked.due_ms,
+            caller=parsed.caller,
+            caller_id=parsed.caller_id,
+            target=parsed.target,
+            due_ms=parsed.due_ms,
         )
-    why = {"reason": asked.reason, "detail": asked.detail}
+    why = {"reason": parsed.reason, "detail": parsed.detail}
     return _status(shard, offset, "unread", due_ms=record.timestamp_ms, **why)
 
 

@@ -29,7 +29,7 @@ class Parsed(NamedTuple):
     """A parsed batch: what each record of the offsets `start` to `end` - 1 asks for.
 
     `rulings` are those of the callers' rules about its requests. `epoch` is the leader epoch of the
-    first record, `tail` is the last one. `broker_ahead_ms` is how much later than `latest_ms` the broker
+    first record, `tail` is the last one. `kafka_ahead_ms` is how much later than `latest_ms` the broker
     timestamped it, 0 if it is earlier.
     """
 
@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
     rulings: Rulings | None = None
     tail: Tail | None = None
     epoch: int = UNKNOWN_EPOCH
-    broker_ahead_ms: int | None = None
+    kafka_ahead_ms: int | None = None
 
 
 def parse(
@@ -52,19 +52,19 @@ def parse(
     """Parse what a batch's records ask for; no side effects. Without `rulings` all is allowed."""
     changes: list[tuple[int, Change]] = []
     for record in batch.records:
-        change, asked = interpret.read(format, record, latest_ms, horizon_ms)
+        change, request = interpret.interpret_record(format, record, latest_ms, horizon_ms)
         if change is None:
             continue
-        if rulings is not None and asked is not None:
-            rulings.see(len(changes), record, asked, change, start_ms(record, latest_ms))
+        if rulings is not None and request is not None:
+            rulings.see(len(changes), record, request, change, start_ms(record, latest_ms))
         changes.append((record.offset, change))
     last = batch.records[-1] if batch.records else None
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
-    broker_ahead_ms = (
+    kafka_ahead_ms = (
         max(0, last.timestamp_ms - latest_ms) if last and last.has_broker_time else None
     )
-    return Parsed(batch.start, batch.end, changes, rulings, tail, epoch, broker_ahead_ms)
+    return Parsed(batch.start, batch.end, changes, rulings, tail, epoch, kafka_ahead_ms)
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
@@ -85,5 +85,5 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
 
 
 def _may_be_cold(change: Change) -> bool:
-    asked = change.asked if type(change) is Replacement else change
-    return type(asked) in (Cold, Carried)
+    content = change.content if type(change) is Replacement else change
+    return type(content) in (Cold, Carried)

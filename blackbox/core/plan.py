@@ -250,7 +250,7 @@ class Carried(NamedTuple):
     previous: int
     origin: int
     caller_id: str | None
-    asked: Entry | Cold
+    content: Entry | Cold
 
 
 class Replacement(NamedTuple):
@@ -258,7 +258,7 @@ class Replacement(NamedTuple):
 
     id: str
     caller_id: str | None
-    asked: Request | Cold | Entry
+    content: Request | Cold | Entry
     too_late: Entry
 
 

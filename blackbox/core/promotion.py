@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
-from blackbox.records.carried import as_asked, carried, carry_of, carry_on
+from blackbox.records.carried import carried, carry_of, carry_on, original_record
 from blackbox.records.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -61,7 +61,7 @@ class Promoted:
     refused: int = 0
 
 
-class _Chosen(NamedTuple):
+class _ToCarry(NamedTuple):
     record: Record
     stays_cold: bool
     caller_id: str | None
@@ -80,7 +80,7 @@ class Promotion:
     position: int
     cold: Set[int]
     journal: PromotionJournal
-    carrier: PromotionProducer
+    producer: PromotionProducer
     format: Format
     lead_ms: int | None
     renew_after_ms: int | None
@@ -88,9 +88,9 @@ class Promotion:
     _ended: set[str] = field(default_factory=set)
     _cancelled: set[int] = field(default_factory=set)
     _carried: set[int] = field(default_factory=set)
-    _seen: int = 0
+    _read_to: int = 0
     _markers: int = 0
-    _near: int = 0
+    _promoted: int = 0
     _renewed: int = 0
     _refused: int = 0
 
@@ -105,13 +105,13 @@ class Promotion:
 
         Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
         """
-        self.carrier.open()  # 1
+        self.producer.open()  # 1
         bounds = self.journal.settled_bounds()
-        self._seen = max(self.position, bounds.start)
-        for batch in self.journal.requests(self._seen, bounds.end):  # 2
+        self._read_to = max(self.position, bounds.start)
+        for batch in self.journal.requests(self._read_to, bounds.end):  # 2
             self._note_carried(batch)
             self._note_ended(batch, now_ms)
-        self._seen = max(self._seen, bounds.end)
+        self._read_to = max(self._read_to, bounds.end)
         self._carry_all(bounds.start, now_ms)  # 3
         lost = sum(offset < bounds.start for offset in self.cold)
         if lost:
@@ -120,16 +120,18 @@ class Promotion:
                 "are lost; set retention.ms of %s well above the time between two promotions",
                 self.shard, lost, self.shard.topic,
             )  # fmt: skip
-        return Promoted(self.shard, len(self.cold), self._near, self._renewed, lost, self._refused)
+        return Promoted(
+            self.shard, len(self.cold), self._promoted, self._renewed, lost, self._refused
+        )
 
     def _carry_all(self, start: int, now_ms: int) -> None:
         size = 0
-        waiting: list[_Chosen] = []
+        waiting: list[_ToCarry] = []
         for record in self._cold_records(start):
-            chosen = self._chosen(record, now_ms)
-            if chosen is None:
+            to_carry = self._to_carry(record, now_ms)
+            if to_carry is None:
                 continue
-            waiting.append(chosen)
+            waiting.append(to_carry)
             size += len(record.value or b"")
             if len(waiting) == CARRIED_AT_ONCE or size > BYTES_AT_ONCE:
                 self._carry(waiting, now_ms)
@@ -139,49 +141,51 @@ class Promotion:
 
     def _cold_records(self, start: int) -> Iterator[Record]:
         """The cold requests to be carried. Only the parts of the journal that have some are read."""
-        kept = (offset for offset in self.cold if start <= offset < self.position)
-        for stretch in stretches(kept, FAR_APART):
+        readable = (offset for offset in self.cold if start <= offset < self.position)
+        for stretch in stretches(readable, FAR_APART):
             for batch in self.journal.requests(*stretch):
                 self.confirm()
                 for record in batch.records:
                     if record.offset in self.cold and record.offset not in self._carried:
                         yield record
 
-    def _chosen(self, record: Record, now_ms: int) -> _Chosen | None:
-        asked = self.format.parse(as_asked(record) if carried(record.headers) else record, now_ms)
-        if not isinstance(asked, Request):  # its format has changed: it becomes a dead letter
-            return _Chosen(record, False, None)
-        if self.lead_ms is None or asked.due_ms <= now_ms + self.lead_ms:
-            return _Chosen(record, False, asked.caller_id)
+    def _to_carry(self, record: Record, now_ms: int) -> _ToCarry | None:
+        parsed = self.format.parse(
+            original_record(record) if carried(record.headers) else record, now_ms
+        )
+        if not isinstance(parsed, Request):  # its format has changed: it becomes a dead letter
+            return _ToCarry(record, False, None)
+        if self.lead_ms is None or parsed.due_ms <= now_ms + self.lead_ms:
+            return _ToCarry(record, False, parsed.caller_id)
         if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
             return None
-        return _Chosen(record, True, asked.caller_id)
+        return _ToCarry(record, True, parsed.caller_id)
 
-    def _carry(self, waiting: Sequence[_Chosen], now_ms: int) -> None:
+    def _carry(self, waiting: Sequence[_ToCarry], now_ms: int) -> None:
         """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""
         kept = [one for one in waiting if not self._is_ended(one)]
         if not kept:
             return
-        self.carrier.begin()
+        self.producer.begin()
         for record, stays_cold, _ in kept:
-            self.carrier.send(record, carry_on(record, is_cold=stays_cold), now_ms)
-        end, refused = self.carrier.flush()
-        if end - self._seen > len(kept) + self._markers:  # others wrote in between
-            for batch in self.journal.uncommitted(self._seen, end):
+            self.producer.send(record, carry_on(record, is_cold=stays_cold), now_ms)
+        end, refused = self.producer.flush()
+        if end - self._read_to > len(kept) + self._markers:  # others wrote in between
+            for batch in self.journal.uncommitted(self._read_to, end):
                 self._note_ended(batch, now_ms)
-        self._seen = max(self._seen, end)
+        self._read_to = max(self._read_to, end)
         self._markers = 1
         if not refused and not any(map(self._is_ended, kept)):
-            self.carrier.commit()
+            self.producer.commit()
             renewed = sum(stays_cold for _, stays_cold, _ in kept)
             self._renewed += renewed
-            self._near += len(kept) - renewed
+            self._promoted += len(kept) - renewed
             return
-        self.carrier.abort()
+        self.producer.abort()
         if not refused:
             self._carry(kept, now_ms)
             return
-        self.carrier.open()  # a producer is unusable after a refusal
+        self.producer.open()  # a producer is unusable after a refusal
         if len(kept) == 1:
             self._refuse(refused)
         else:
@@ -213,5 +217,5 @@ class Promotion:
                 offset = offset_in(self.shard, change.id)
                 self._cancelled |= set() if offset is None else {offset}
 
-    def _is_ended(self, one: _Chosen) -> bool:
+    def _is_ended(self, one: _ToCarry) -> bool:
         return one.caller_id in self._ended or one.record.offset in self._cancelled

@@ -18,7 +18,7 @@ from blackbox.core.ports import Index, Journal, Writer
 from blackbox.core.settling import end_by_upcoming, remove_ended, settle
 from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
-from blackbox.records.receipt import Mark, Receipt, settled
+from blackbox.records.receipt import Mark, Receipt, without_void
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
@@ -26,7 +26,7 @@ logger = logging.getLogger("blackbox.core.recovery")
 RECENT_S = 1.0
 """A shard that opens has read every cancel that was written at least this long before."""
 
-NOWHERE = Binding("", "", "", "")
+NO_BINDING = Binding("", "", "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Recovered:
     """
 
     outcomes: int
-    void: int
+    missing: int
     gone: int
     mark: Mark | None = None
-    binding: Binding = NOWHERE
+    binding: Binding = NO_BINDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class Recovery:
         if known := outcomes.undelivered.intersection(self.index.doubtful):
             settle(self.index, self.index.end_doubt(known), self.index.positions.receipts)
         if outcomes.doubtful:
-            self.index.doubt(outcomes.doubtful)
+            self.index.mark_doubtful(outcomes.doubtful)
 
     def _outcomes(self, start: StartingPoint, position: int) -> Outcomes:
         outcomes = Outcomes(start.unknown_before_ms or 0 if start.is_rebuild else 0)
-        for _, receipt in settled(self.journal.receipts(start.positions.receipts, position)):
+        for _, receipt in without_void(self.journal.receipts(start.positions.receipts, position)):
             outcomes.add(receipt)
         return outcomes
 

@@ -37,12 +37,12 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             plan.replaced += is_in_time
             if not is_in_time:
                 plan.ignored.add(offset)
-            change = change.asked if is_in_time else change.too_late
+            change = change.content if is_in_time else change.too_late
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
                 plan.ignored.add(offset)
                 continue
-            change = change.asked
+            change = change.content
         elif change.caller_id is not None:
             _end_holder(plan, view, change.caller_id, is_cancel=type(change) is Cancel)
         if type(change) is Cancel or offset in skipped:
@@ -105,9 +105,9 @@ def _cancel_when_read(plan: Plan, view: View, id: str, by: int) -> None:
     """End a cold request when it is next read: it may be written again, and only Kafka knows where."""
     if id in view.named and (view.has_cold or plan.to_cold):
         offset, _, _, origin = view.named[id]
-        asked = offset if origin is None else origin
-        if asked < by:
-            plan.cancelled_cold[asked] = by
+        original = offset if origin is None else origin
+        if original < by:
+            plan.cancelled_cold[original] = by
 
 
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
@@ -133,7 +133,7 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
         _end(plan, view, previous)
         _end(plan, view, origin)
     plan.carried.add(offset)
-    if type(change.asked) is not Cold and not was_delivered:
+    if type(change.content) is not Cold and not was_delivered:
         plan.moved[origin] = offset  # not of a cold one: a later batch would not find it either
     return True
 

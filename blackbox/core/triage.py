@@ -20,7 +20,7 @@ from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Journal, Rates, Targets
 from blackbox.records import entry as entries
-from blackbox.records.carried import as_written
+from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
@@ -254,7 +254,7 @@ class Triage:
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""
         found = self.journal.records(offsets)
-        return {offset: as_written(record) for offset, record in found.items()}
+        return {offset: original_if_carried(record) for offset, record in found.items()}
 
 
 RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"

@@ -21,14 +21,14 @@ from blackbox.records.errors import ForeignIndex, RecoveryRequired
 
 logger = logging.getLogger("blackbox.core.low_water")
 
-FIRST_S = 60.0
+FIRST_WALK_AFTER_S = 60.0
 FIRST_SHARE = 0.1
 """The wait after a start, or this share of the interval if shorter: a process restarted often trims too."""
 
 WALKED_SHARE = 0.9
 """The share of the interval over which the walks over all shards are spread."""
 
-BINDING_S = 1.0
+BINDINGS_CHECKED_EVERY_S = 1.0
 """How often topic ids are checked. Requests written this soon to a recreated topic may be delivered twice."""
 
 
@@ -62,7 +62,7 @@ class Caretaker:
         self._stopping.set()
 
     def _run(self) -> None:
-        wait_s = min(FIRST_S, self.interval_s * FIRST_SHARE)
+        wait_s = min(FIRST_WALK_AFTER_S, self.interval_s * FIRST_SHARE)
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
             owners = self.owners()
@@ -70,12 +70,12 @@ class Caretaker:
             for owner in random.sample(owners, len(owners)):
                 if self._stopping.is_set():
                     return
-                self._look_after(owner)
+                self._move_low_water(owner)
             wait_s = max(1.0, began + self.interval_s - time.monotonic())
 
     def _watch_bindings(self) -> None:
         """Check the topic ids, in a thread of its own, as a walk takes minutes."""
-        while not self._stopping.wait(BINDING_S):
+        while not self._stopping.wait(BINDINGS_CHECKED_EVERY_S):
             try:
                 self._check_bindings()
             except Exception:
@@ -88,13 +88,13 @@ class Caretaker:
         """
         bound = [(owner, owner.binding) for owner in self.owners()]
         topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
-        now = self._ids.of(topics)
+        current_ids = self._ids.of(topics)
         for owner, binding in bound:
-            topic_id = now.get(owner.shard.topic)
+            topic_id = current_ids.get(owner.shard.topic)
             if binding is not None and topic_id not in (None, binding.topic_id):
-                owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+                owner.recover(ForeignIndex(f"{owner.shard}: its topic was created again"))
 
-    def _look_after(self, owner: ShardOwner) -> None:
+    def _move_low_water(self, owner: ShardOwner) -> None:
         binding = owner.binding
         walk_s = self.interval_s * WALKED_SHARE / max(1, len(self.owners()))
         try:
@@ -105,7 +105,7 @@ class Caretaker:
             with closing(ShardJournal(owner.shard, self.access)) as journal:
                 # the records of another topic must not be removed
                 if journal.binding(binding.group) != binding:
-                    owner.doubt(ForeignIndex(f"{owner.shard}: its topic was created again"))
+                    owner.recover(ForeignIndex(f"{owner.shard}: its topic was created again"))
                     return
                 written_ms = journal.written_ms(mark.requests)
             self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)

@@ -158,8 +158,8 @@ class Metrics:
     def taken(self, shard: Shard, taken: Taken) -> None:
         for name in ("accepted", "invalid", "cancelled", "replaced"):
             self._counters[name].labels(shard.topic).inc(getattr(taken, name))
-        if taken.broker_ahead_ms is not None:
-            self._gauges["kafka_clock_ahead_seconds"].set(taken.broker_ahead_ms / 1000)
+        if taken.kafka_ahead_ms is not None:
+            self._gauges["kafka_clock_ahead_seconds"].set(taken.kafka_ahead_ms / 1000)
         for (reason, caller), count in taken.refused.items():
             self._counters["refused"].labels(caller, reason).inc(count)
 
@@ -188,7 +188,7 @@ class Metrics:
 
     def recovered(self, shard: Shard, recovered: Recovered) -> None:
         self._counters["recoveries"].labels(str(shard)).inc()
-        self._counters["void"].labels(str(shard)).inc(recovered.void)
+        self._counters["void"].labels(str(shard)).inc(recovered.missing)
         self._counters["gone"].labels(str(shard)).inc(recovered.gone)
 
     def positions(self, shard: Shard, positions: Positions) -> None:

@@ -20,13 +20,13 @@ logger = logging.getLogger("blackbox.engine.oscillator")
 BATCH = 10_000
 """The most seconds in one transaction, when a gap is filled."""
 
-LOOK_S = 0.2
+TURN_CHECKED_EVERY_S = 0.2
 """How often it is checked whether this process owns the first shard."""
 
-AGAIN_S = 1.0
+RETRIED_AFTER_S = 1.0
 
 
-def begun(last: int, now_ms: int) -> range:
+def seconds_to_write(last: int, now_ms: int) -> range:
     """The seconds to write next, behind the last one written."""
     return range(last + 1, now_ms // 1000 + 1)[:BATCH]
 
@@ -47,7 +47,7 @@ class Oscillator:
 
     def __post_init__(self) -> None:
         self._topic = self.settings.oscillator_topic
-        self._turn = Shard(min(self.settings.topics), 0)
+        self._first_shard = Shard(min(self.settings.topics), 0)
         self._last: int | None = None
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="oscillator", daemon=True)
@@ -70,7 +70,7 @@ class Oscillator:
         return 0 if self._last is None else max(0, now - self._last)
 
     def _is_ours(self) -> bool:
-        return not self._stopping.is_set() and self._turn in self.shards()
+        return not self._stopping.is_set() and self._first_shard in self.shards()
 
     def _run(self) -> None:
         assert self._topic is not None
@@ -78,16 +78,18 @@ class Oscillator:
             if not self._is_ours():
                 self.metrics.oscillator_lag(self._topic, None)
                 self._last = None
-                self._stopping.wait(LOOK_S)
+                self._stopping.wait(TURN_CHECKED_EVERY_S)
                 continue
             try:
                 self._write_while_ours(self._topic)
             except RecoveryRequired as reason:
                 if not self._stopping.is_set():
-                    logger.warning("%s; retrying in %g s", reason, AGAIN_S)
+                    logger.warning("%s; retrying in %g s", reason, RETRIED_AFTER_S)
             except Exception:
-                logger.exception("%s: unexpected error; retrying in %g s", self._topic, AGAIN_S)
-            self._stopping.wait(AGAIN_S if self._is_ours() else 0)
+                logger.exception(
+                    "%s: unexpected error; retrying in %g s", self._topic, RETRIED_AFTER_S
+                )
+            self._stopping.wait(RETRIED_AFTER_S if self._is_ours() else 0)
 
     def _write_while_ours(self, topic: str) -> None:
         """1. fence the previous writer; 2. read where it ended; 3. go on from there.
@@ -104,7 +106,7 @@ class Oscillator:
             self.metrics.oscillator_lag(topic, self._lag_s)
             while self._is_ours():
                 now_ms = self.clock.earliest_ms()
-                if due := begun(self._last, now_ms):
+                if due := seconds_to_write(self._last, now_ms):
                     seconds.write(due)
                     self._last = due[-1]
                     self.metrics.oscillated(topic, len(due))

@@ -11,13 +11,13 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
 from blackbox.core.parsing import Parsed, parse
-from blackbox.engine import hidden
+from blackbox.engine import hidden_records
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
-from blackbox.journal import unowned
+from blackbox.journal import unowned_partitions
 from blackbox.journal.membership import Membership
 from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
 from blackbox.journal.request_reader import RequestReader
@@ -52,10 +52,10 @@ class ProcessEngine:
             self._kafka,
             list(settings.topics),
             settings.instance_id,
-            gained=lambda shard: self._owners.gain(shard),
-            lost=lambda shards: self._owners.lose(shards),
+            gained=lambda shard: self._pool.gain(shard),
+            lost=lambda shards: self._pool.lose(shards),
         )
-        self._owners = ShardPool(
+        self._pool = ShardPool(
             settings,
             self._kafka,
             metrics,
@@ -65,9 +65,9 @@ class ProcessEngine:
             closed=self._reader.stop,
         )
         self._promotion = PromotionJob(
-            settings, self._kafka, self._clock, shards=self._owners.open_shards
+            settings, self._kafka, self._clock, shards=self._pool.open_shards
         )
-        self._hidden = hidden.Hidden(self._kafka, metrics, self._membership.owned)
+        self._hidden = hidden_records.HiddenRecords(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -83,11 +83,11 @@ class ProcessEngine:
         self._topics.ensure()
         self._promotion.add_to(self._scheduler)
         for name, work, every_s in (
-            ("poll", self._owners.poll, self._settings.poll_interval_ms / 1000),
-            ("watch", self._look, 1),
-            ("hidden", self._hidden.look, hidden.LOOK_S),
+            ("poll", self._pool.poll, self._settings.poll_interval_ms / 1000),
+            ("watch", self._check_every_second, 1),
+            ("hidden", self._hidden.check, hidden_records.CHECKED_EVERY_S),
             ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
-            ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
+            ("unowned", self._membership.look_for_unowned, unowned_partitions.LOOK_S),
             ("memory", interpreter.give_memory_back, interpreter.GIVEN_BACK_EVERY_S),
         ):
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
@@ -103,7 +103,7 @@ class ProcessEngine:
         self._oscillator.stop()
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
-        self._owners.close()
+        self._pool.close()
         self._membership.close()
         self._reader.close()
         self._oscillator.join()
@@ -118,15 +118,15 @@ class ProcessEngine:
 
     def stuck(self) -> list[Shard]:
         """The shards without progress for about a minute, see `ShardOwner.is_stuck`."""
-        return self._owners.stuck()
+        return self._pool.stuck()
 
     def not_open(self) -> list[Shard]:
         """The shards that the group gave to this process and are not open."""
-        return sorted(self._membership.owned() - self._owners.open_shards())
+        return sorted(self._membership.owned() - self._pool.open_shards())
 
     def why_not_open(self) -> dict[Shard, str]:
         """Why the last try failed, for each shard that could not be opened."""
-        return self._owners.why_not_open()
+        return self._pool.why_not_open()
 
     def _take_in(self) -> None:
         """Store the requests that were read; while Redis is busy with them, read and parse the next."""
@@ -146,9 +146,9 @@ class ProcessEngine:
         try:
             batches, lost = self._reader.read(wait=wait)
             for failure in lost:
-                self._owners.doubt(failure.shard, failure)
+                self._pool.recover(failure.shard, failure)
             latest_ms = self._clock.latest_ms()
-            admission = self._owners.admission
+            admission = self._pool.admission
             return {
                 shard: parse(
                     self._formats[shard.topic],
@@ -163,13 +163,13 @@ class ProcessEngine:
             logger.warning("%s; retrying", reason)
         except Exception as reason:
             logger.exception("reading requests failed unexpectedly; recovering every shard")
-            for owner in self._owners.all():
-                owner.doubt(reason)
+            for owner in self._pool.all():
+                owner.recover(reason)
         self._stopping.wait(PAUSE_S)
         return {}
 
     def _take(self, shard: Shard, batch: Parsed, while_busy: Callable[[], None]) -> None:
-        owner = self._owners.get(shard)
+        owner = self._pool.get(shard)
         try:
             if owner is not None:
                 owner.take(batch, while_busy)
@@ -178,18 +178,18 @@ class ProcessEngine:
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
-            self._owners.doubt(shard, reason)
+            self._pool.recover(shard, reason)
 
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
 
-    def _look(self) -> None:
+    def _check_every_second(self) -> None:
         """Once a second: check Redis' clock and memory, and commit the positions for lag monitors."""
-        self._monitor.look()
-        self._membership.note(
+        self._monitor.check()
+        self._membership.commit_later(
             {
                 owner.shard: positions.requests
-                for owner in self._owners.all()
+                for owner in self._pool.all()
                 if (positions := owner.positions) is not None
             }
         )

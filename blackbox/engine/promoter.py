@@ -47,7 +47,7 @@ class Promoter:
         self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
     ) -> Promoted:
         """Run promotion for one shard, until `confirm` raises RecoveryRequired; raises as `Promotion.run`."""
-        positions, cold = self._look(shard)
+        positions, cold = self._read_cold(shard)
         if positions is None:
             raise RecoveryRequired(
                 f"{shard}: its index is empty or lost; run promotion when the shard is open again"
@@ -55,14 +55,14 @@ class Promoter:
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
-        carrier = ShardPromotionProducer(shard, self._access)
-        with closing(journal), closing(carrier):
+        producer = ShardPromotionProducer(shard, self._access)
+        with closing(journal), closing(producer):
             return Promotion(
                 shard=shard,
                 position=positions.requests,
                 cold=cold,
                 journal=journal,
-                carrier=carrier,
+                producer=producer,
                 format=self._formats[shard.topic],
                 lead_ms=self._settings.horizon_ms,
                 renew_after_ms=self._renew_after_ms(shard.topic),
@@ -72,7 +72,7 @@ class Promoter:
     def close(self) -> None:
         self._inspector.close()
 
-    def _look(self, shard: Shard) -> tuple[Positions | None, Bits]:
+    def _read_cold(self, shard: Shard) -> tuple[Positions | None, Bits]:
         try:
             return self._inspector.cold(shard)
         except IndexLost:  # a connection that was kept may have been closed since

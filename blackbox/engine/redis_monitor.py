@@ -17,7 +17,7 @@ from blackbox.records.errors import RecoveryRequired
 logger = logging.getLogger("blackbox.engine.redis_monitor")
 
 RESUME_AT = 0.75
-PATIENT_LOOKS = 10
+PATIENT_CHECKS = 10
 """After so many looks between the two shares, requests are read all the same.
 
 Requests due in a week may use 80 % until then, and nothing else would be read.
@@ -39,15 +39,15 @@ class RedisMonitor:
         self._rules = rules(self.settings)
         self._redis = RedisServers(self.settings.redis_url.get_secret_value())
         self._lock = Lock()
-        self._is_full = False
-        self._looks = 0
-        self._is_apart = False
+        self._is_paused = False
+        self._checks_between = 0
+        self._clocks_apart = False
 
     def observe_clock(self) -> None:
         """Read Redis' clock. Raises IndexLost when Redis does not answer."""
         self.clock.observe(self._redis.now_ms())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look once; a Redis that does not answer is only logged."""
         if self._rules is not None:
             self._rules.rules()
@@ -60,19 +60,19 @@ class RedisMonitor:
             return
         self._compare_clocks()
         if used >= PAUSE_AT:
-            self._looks = 0
+            self._checks_between = 0
             self.pause_intake(f"Redis has used {used:.0%} of maxmemory; requests wait in Kafka")
-        elif used <= RESUME_AT or self._looks >= PATIENT_LOOKS:
-            self._has_room()
+        elif used <= RESUME_AT or self._checks_between >= PATIENT_CHECKS:
+            self._resume_intake()
         else:
-            self._looks += 1
+            self._checks_between += 1
 
     def pause_intake(self, why: str) -> None:
         """Leave requests in Kafka until Redis has room again."""
         with self._lock:
-            if self._is_full:
+            if self._is_paused:
                 return
-            self._is_full, self._looks = True, 0
+            self._is_paused, self._checks_between = True, 0
             self.metrics.paused.set(1)
             self.pause()
         logger.warning("%s", why)
@@ -84,11 +84,11 @@ class RedisMonitor:
         except NotAnswered:
             return 0.0
 
-    def _has_room(self) -> None:
+    def _resume_intake(self) -> None:
         with self._lock:
-            if not self._is_full:
+            if not self._is_paused:
                 return
-            self._is_full = False
+            self._is_paused = False
             self.metrics.paused.set(0)
             self.resume()
         logger.info("Redis has room again; reading requests")
@@ -96,8 +96,8 @@ class RedisMonitor:
     def _compare_clocks(self) -> None:
         skew_ms = self.clock.skew_ms()
         self.metrics.skew.set(skew_ms / 1000)
-        was_apart, self._is_apart = self._is_apart, abs(skew_ms) > MAX_SKEW_MS
-        if self._is_apart and not was_apart:
+        were_apart, self._clocks_apart = self._clocks_apart, abs(skew_ms) > MAX_SKEW_MS
+        if self._clocks_apart and not were_apart:
             logger.error(
                 "the clocks of Redis and this host are %d ms apart; deliveries are late by as "
                 "much; synchronise both with NTP", skew_ms,

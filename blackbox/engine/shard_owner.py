@@ -17,7 +17,7 @@ from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_session import Marking, ShardSession
+from blackbox.engine.shard_session import MarkHandover, ShardSession
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.receipt import Mark
@@ -45,22 +45,22 @@ class ShardOwner:
     wake_up: bool
     stuck_after_s: float
     opened: Callable[[ShardOwner, int], None]
-    doubted: Callable[[ShardOwner], None]
+    closed: Callable[[ShardOwner], None]
     ended: Callable[[ShardOwner], None]
     gather_s: float = GATHER_S
 
     def __post_init__(self) -> None:
         self._session: ShardSession | None = None
         self.is_open = False
-        self._doubt: Exception | None = None
+        self._recovery_reason: Exception | None = None
         self._problem = ""
         self._recovered: Recovered | None = None
         self._lock = Lock()
         self._stopping = Event()
-        self._look = Event()
-        self._marking = Marking(self.shard, self.poll)
+        self._wake = Event()
+        self._mark_handover = MarkHandover(self.shard, self.poll)
         self._next_due_ms: int | None = None
-        self._progress = time.monotonic()
+        self._progress_s = time.monotonic()
         self._is_kafka_behind = False
         self._thread = Thread(target=self._run, name=str(self.shard), daemon=True)
 
@@ -70,7 +70,7 @@ class ShardOwner:
     def stop(self) -> None:
         """Finish the tick in flight, then give the shard up."""
         self._stopping.set()
-        self._look.set()
+        self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the shard is given up; False when that takes longer."""
@@ -80,7 +80,7 @@ class ShardOwner:
     @property
     def is_stuck(self) -> bool:
         """Whether, for `stuck_after_s`, no tick delivered, postponed or dead-lettered a request or found none due."""
-        return time.monotonic() - self._progress > self.stuck_after_s
+        return time.monotonic() - self._progress_s > self.stuck_after_s
 
     @property
     def positions(self) -> Positions | None:
@@ -107,18 +107,18 @@ class ShardOwner:
         session = self._session
         if session is None or not self.is_open:
             return None
-        return self._marking.find(
+        return self._mark_handover.walk_and_wait(
             session, walk_s, lambda pause_s: stopping.wait(pause_s) or self._session is not session
         )
 
     def poll(self) -> None:
         """Look at the index now."""
-        self._look.set()
+        self._wake.set()
 
-    def doubt(self, reason: Exception) -> None:
+    def recover(self, reason: Exception) -> None:
         """Stop work on the shard, and recover."""
-        self._doubt = reason
-        self._look.set()
+        self._recovery_reason = reason
+        self._wake.set()
 
     def take(self, batch: Parsed, while_busy: Callable[[], None] | None = None) -> bool:
         """Give a batch of request records to intake; False when the shard is not open, or must recover.
@@ -127,7 +127,7 @@ class ShardOwner:
         room; RecoveryRequired is left to the owner's own thread.
         """
         session = self._session
-        if session is None or not self.is_open or self._doubt is not None:
+        if session is None or not self.is_open or self._recovery_reason is not None:
             return False  # the batch is read again once the shard has been reopened
         position = session.index.positions.requests
         if position < batch.start:
@@ -135,14 +135,14 @@ class ShardOwner:
             return False
         try:
             taken = session.intake.store(batch, self.clock.latest_ms(), while_busy)
-            self._account_for(session, taken)
+            self._record_taken(session, taken)
         except RecoveryRequired as reason:
             if self._session is session:
-                self.doubt(reason)
+                self.recover(reason)
             return False
         return True
 
-    def _account_for(self, session: ShardSession, taken: Taken) -> None:
+    def _record_taken(self, session: ShardSession, taken: Taken) -> None:
         self.metrics.taken(self.shard, taken)
         self.metrics.positions(self.shard, session.index.positions)
         if taken.first_due_ms is not None:
@@ -154,17 +154,17 @@ class ShardOwner:
             with self._lock:
                 if self._next_due_ms is None or due_ms < self._next_due_ms:
                     self._next_due_ms = due_ms
-                    self._look.set()
+                    self._wake.set()
 
     def apply_while_opening(self, batch: Batch, opening: Rebuild | None) -> Taken:
         """Apply requests that the index does not know yet, for recovery."""
         assert self._session is not None
         taken = self._session.intake.apply(batch, self.clock.latest_ms(), opening)
-        self._account_for(self._session, taken)
+        self._record_taken(self._session, taken)
         return taken
 
     def _run(self) -> None:
-        again = Retrying(
+        retrying = Retrying(
             wait=wait_random_exponential(multiplier=0.1, max=10),
             stop=stop_when_event_set(self._stopping),
             sleep=sleep_using_event(self._stopping),
@@ -172,18 +172,18 @@ class ShardOwner:
         )
         short_runs = 0
         while not self._stopping.is_set():
-            began, gets_on = time.monotonic(), False
+            began, makes_progress = time.monotonic(), False
             try:
-                again(self._open)
+                retrying(self._open)
                 began = time.monotonic()
-                self._dispatch_until_doubt()
+                self._dispatch_until_recovery()
             except Exception as reason:
-                gets_on = isinstance(reason, Refused)  # what was refused is out of the way
+                makes_progress = isinstance(reason, Refused)  # what was refused is out of the way
                 if not self._stopping.is_set():
-                    self._explain(reason)
+                    self._log_failure(reason)
             finally:
                 self._close_session()
-            is_short = time.monotonic() - began < SHORT_RUN_S and not gets_on
+            is_short = time.monotonic() - began < SHORT_RUN_S and not makes_progress
             short_runs = short_runs + 1 if is_short else 0
             self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
         self.ended(self)
@@ -197,16 +197,16 @@ class ShardOwner:
             session.low_water.topic_id = recovered.binding.topic_id
             session.low_water.group = recovered.binding.group
             session.journal.close()  # seldom needed from now on
-            self._doubt = None
+            self._recovery_reason = None
             if self._stopping.is_set():
                 raise RecoveryRequired(f"{self.shard}: released while it was being opened")
             try:
                 self._tick(session)  # a shard that cannot deliver is not open
             except Refused as refused:
                 # what was refused is out of the way: it opens again without a pause
-                self._doubt = refused
+                self._recovery_reason = refused
         except Exception as reason:
-            self._explain(reason)
+            self._log_failure(reason)
             self._close_session()
             raise
         self.is_open = True
@@ -216,21 +216,21 @@ class ShardOwner:
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",
             self.shard, time.monotonic() - began, *session.index.positions,
-            recovered.outcomes, recovered.void,
+            recovered.outcomes, recovered.missing,
         )  # fmt: skip
 
-    def _dispatch_until_doubt(self) -> None:
+    def _dispatch_until_recovery(self) -> None:
         session = self._session
         assert session is not None
         while not self._stopping.is_set():
-            self._look.clear()
+            self._wake.clear()
             with self._lock:  # so that intake wakes this thread for what the tick misses
                 self._next_due_ms = None
-            if self._doubt is not None:
-                raise self._doubt
+            if self._recovery_reason is not None:
+                raise self._recovery_reason
             began = time.monotonic()
             did = self._tick(session)
-            self._marking.write(session)
+            self._mark_handover.write(session)
             if not did.is_full:
                 self._wait(session.clock, did, began)
 
@@ -246,7 +246,7 @@ class ShardOwner:
     def _record_metrics(self, session: ShardSession, did: Dispatched) -> None:
         now_ms = session.clock.earliest_ms()
         if did.due_ms or did.dead or did.retried or did.oldest_ms is None or did.oldest_ms > now_ms:
-            self._progress = time.monotonic()
+            self._progress_s = time.monotonic()
         self.metrics.dispatched(self.shard, did, now_ms)
         self.metrics.positions(self.shard, session.index.positions)
         self._compare_clocks(session.clock)
@@ -269,15 +269,15 @@ class ShardOwner:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
         self._stopping.wait(max(0.0, began + self.gather_s - time.monotonic()))
-        while not self._look.is_set():
+        while not self._wake.is_set():
             wait_s = None
             if self.wake_up and self._next_due_ms is not None:
                 wait_s = (self._next_due_ms - clock.earliest_ms()) / 1000
                 if wait_s <= 0:
                     return
-            self._look.wait(wait_s)
+            self._wake.wait(wait_s)
 
-    def _explain(self, reason: Exception) -> None:
+    def _log_failure(self, reason: Exception) -> None:
         self._problem = str(reason)
         if isinstance(reason, RecoveryRequired):
             logger.warning("%s; recovering", reason)
@@ -287,9 +287,9 @@ class ShardOwner:
     def _close_session(self) -> None:
         session, self._session = self._session, None
         was_open, self.is_open = self.is_open, False
-        self._marking.cancel()
+        self._mark_handover.cancel()
         if was_open:
-            self.doubted(self)
+            self.closed(self)
         if session is not None:
             for part in session.closing:
                 try:

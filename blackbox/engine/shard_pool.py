@@ -24,7 +24,7 @@ from blackbox.engine.shard_owner import GATHER_S, ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
-from blackbox.index.redis_servers import RedisServers, Room
+from blackbox.index.redis_servers import RedisRoom, RedisServers
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
@@ -70,7 +70,7 @@ class ShardPool:
         self._pace = pace(settings)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
-        self._has_room = Room(RedisServers(settings.redis_url.get_secret_value()))
+        self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             self.access, self.metrics, self.clock, self.all,
             interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
@@ -87,7 +87,7 @@ class ShardPool:
             gather_s=self.gather_s,
             stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,
-            doubted=self._doubted,
+            closed=self._closed,
             ended=self._ended,
         )
         with self._lock:
@@ -122,11 +122,11 @@ class ShardPool:
         with self._lock:
             return list(self._owners.values())
 
-    def doubt(self, shard: Shard, reason: Exception) -> None:
+    def recover(self, shard: Shard, reason: Exception) -> None:
         """Let this shard recover, if it is owned here."""
         owner = self.get(shard)
         if owner is not None:
-            owner.doubt(reason)
+            owner.recover(reason)
 
     def poll(self) -> None:
         for owner in self.all():
@@ -156,7 +156,7 @@ class ShardPool:
                 self.metrics.show(owner.shard, shard_open=True)
                 self.opened(owner.shard, offset)
 
-    def _doubted(self, owner: ShardOwner) -> None:
+    def _closed(self, owner: ShardOwner) -> None:
         with self._lock:
             if self._owners.get(owner.shard) is owner:
                 self.metrics.show(owner.shard, shard_open=False)
@@ -168,19 +168,17 @@ class ShardPool:
                 self.metrics.given_up(owner.shard)
 
     def _open_session(self, owner: ShardOwner) -> ShardSession:
-        settings, shard = self.settings, owner.shard
+        settings, access, shard = self.settings, self.access, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        writer = ShardWriter(
-            shard, self.access, exactly_once=once, on_timestamp=clock.observe_kafka
-        )
+        writer = ShardWriter(shard, access, exactly_once=once, on_timestamp=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
-        journal = ShardJournal(shard, self.access, may_have_caller_id=has_id)
-        originals = ShardJournal(shard, self.access, prefetched=1)
+        journal = ShardJournal(shard, access, may_have_caller_id=has_id)
+        originals = ShardJournal(shard, access, prefetched=1)
         format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(format, index, horizon_ms, self.admission)
-        uncommitted = ShardJournal(shard, self.access, isolation="read_uncommitted")
+        uncommitted = ShardJournal(shard, access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
         history_topic = settings.history_topic if is_schedule else None

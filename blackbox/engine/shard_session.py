@@ -1,4 +1,4 @@
-"""What a shard owner holds while its shard is open, and how a low-water mark gets written meanwhile."""
+"""What a shard owner holds while its shard is open, and how a low-water mark is handed to its thread to be written."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ class ShardSession:
 
 
 @dataclass(eq=False, repr=False)
-class Marking:
+class MarkHandover:
     """Hands what the caretaker's walk found to the owner's thread, which alone may use the producer."""
 
     shard: Shard
     wake_owner: Callable[[], None]
     _walked: tuple[ShardSession, Positions, int, Future[Mark]] | None = None
 
-    def find(self, session: ShardSession, walk_s: float, must_end: Callable[[float], bool]) -> Mark:
+    def walk_and_wait(
+        self, session: ShardSession, walk_s: float, should_stop: Callable[[float], bool]
+    ) -> Mark:
         """Walk over the index, in about `walk_s`, and wait until the owner's thread has written the mark.
 
-        `must_end` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
+        `should_stop` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
         """
         if session.index.doubtful:
             raise RecoveryRequired(
@@ -60,7 +62,7 @@ class Marking:
         try:
             pause_s = walk_s / walk.slices()
             while walk.slice():
-                if must_end(pause_s):
+                if should_stop(pause_s):
                     raise RecoveryRequired("the walk was abandoned because the shard was released")
         finally:
             walk.close()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blackbox.formats.terms import Format, Options
 
-__all__ = ["FORMATS", "Format", "Known", "Options", "make_format"]
+__all__ = ["FORMATS", "Format", "FormatDescription", "Options", "make_format"]
 
 _BACKSLASH = ord("\\")
 
@@ -23,7 +23,7 @@ def _names_an_id(value: bytes | None) -> bool:
     return value.find(b'"id"') >= 0 or (_BACKSLASH in value and b"\\u" in value)
 
 
-class Known(NamedTuple):
+class FormatDescription(NamedTuple):
     """What is known of a format before its class, `module:name`, is loaded; it may need a library.
 
     may_have_caller_id -- whether a record with this value may have a caller id; much quicker than
@@ -39,10 +39,10 @@ class Known(NamedTuple):
 
 
 FORMATS = {
-    "countdown": Known("blackbox.formats.countdown:Countdown", _names_an_id),
-    "scheduler": Known("blackbox.formats.scheduler:Scheduler", is_schedule=True),
-    "future": Known("blackbox.formats.future:Future", lambda value: False),
-    "timer": Known("blackbox.formats.timer:Timer", has_output_topic=True),
+    "countdown": FormatDescription("blackbox.formats.countdown:Countdown", _names_an_id),
+    "scheduler": FormatDescription("blackbox.formats.scheduler:Scheduler", is_schedule=True),
+    "future": FormatDescription("blackbox.formats.future:Future", lambda value: False),
+    "timer": FormatDescription("blackbox.formats.timer:Timer", has_output_topic=True),
 }
 """By the name in BLACKBOX_REQUEST_TOPICS."""
 

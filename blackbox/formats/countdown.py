@@ -25,7 +25,7 @@ from blackbox.formats.terms import (
     start_ms,
     whole_ms,
 )
-from blackbox.records.recurrence import cron, every, next_ms, without_mark
+from blackbox.records.recurrence import cron, every, next_ms, without_follows
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
@@ -125,7 +125,7 @@ class Countdown(Format):
             message,
             due_ms,
             _key(asked.get("key"), asked.get("key_encoding")),
-            without_mark(record.headers) + _headers(asked.get("headers")),
+            without_follows(record.headers) + _headers(asked.get("headers")),
             caller_of(record.headers),
             None if asked.get("id") is None else caller_id_of(asked["id"]),
             _expires_ms(asked.get("expires_after"), due_ms),

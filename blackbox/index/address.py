@@ -100,12 +100,12 @@ def _sentinel(base: str, hosts: str, parts: SplitResult) -> Address:
     if not re.fullmatch(r"\d*", db, re.ASCII):
         raise BadAddress(f"the db after {service!r} is not a number; wanted: {_SENTINEL}")
     options = _options(f"{base}://{login}-/{db}?{parts.query}")
-    told = {name: options.pop(name) for name in list(options) if name.startswith("sentinel_")}
-    if not told.keys() <= _OF_SENTINELS:
+    given = {name: options.pop(name) for name in list(options) if name.startswith("sentinel_")}
+    if not given.keys() <= _OF_SENTINELS:
         raise BadAddress(
             "unknown option starting with sentinel_; use sentinel_username or sentinel_password"
         )
-    of_sentinels = {name.removeprefix("sentinel_"): value for name, value in told.items()}
+    of_sentinels = {name.removeprefix("sentinel_"): value for name, value in given.items()}
     if base == "rediss":
         of_sentinels |= {n: value for n, value in options.items() if n.startswith("ssl_")}
         of_sentinels["ssl"] = True

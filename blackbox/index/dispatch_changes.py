@@ -48,7 +48,7 @@ class DispatchChanges(PostponingChanges):
             bands = sorted(band for band, to in known.items() if to in release)
             share = max(1, limit // max(1, len(bands)))
             look = [
-                *self._look_due(now_ms, len(passing_over), limit),
+                *self._due_commands(now_ms, len(passing_over), limit),
                 *self._look_expected(),
                 *(self._read_band(band, share) for band in bands),
                 *self._count_parked(known),
@@ -89,7 +89,7 @@ class DispatchChanges(PostponingChanges):
                 left_out=len(stored) - len(entries),
             )
 
-    def _look_due(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:
+    def _due_commands(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:
         due = self._keys.due
         return [
             pack(*by_score(due, "-inf", now_ms, skipped, limit)),
@@ -171,7 +171,7 @@ class DispatchChanges(PostponingChanges):
                     unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
                 commands = list(self._settle_commands(removals, holders, found, receipts))
-                commands += self._skip(unread)
+                commands += self._skip_commands(unread)
                 commands += zrem_chunks(self._keys.moved, origins)
                 commands += self._recorded_commands(recorded, mark)
                 commands += self._mark(self._keys.early, early)
@@ -201,7 +201,7 @@ class DispatchChanges(PostponingChanges):
             yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])
         yield self._write_receipts(receipts)
 
-    def _skip(self, offsets: Sequence[int]) -> Iterator[bytes]:
+    def _skip_commands(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
             yield pack("HSET", self._keys.skip, segment, bitmap)
         if offsets:
@@ -216,7 +216,7 @@ class DispatchChanges(PostponingChanges):
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
 
-    def doubt(self, claims: Mapping[int, Claim]) -> None:
+    def mark_doubtful(self, claims: Mapping[int, Claim]) -> None:
         """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
         with self._lock:
             self._watch_positions(self._keys.state)

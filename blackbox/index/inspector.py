@@ -120,7 +120,7 @@ class Inspector:
         )
         return member(offset) in in_flight(named) or offset in claims_of(doubtful)
 
-    def look_up(self, shard: Shard, offset: int) -> Pending | None:
+    def pending_at(self, shard: Shard, offset: int) -> Pending | None:
         """The pending request at this offset of the request topic; None when it is not pending."""
         keys = Keys(shard)
         name = member(offset)
@@ -133,7 +133,7 @@ class Inspector:
             return None
         return Pending(int(float(score)), None if stored is None else entries.decode(stored))
 
-    def listed(
+    def list_pending(
         self,
         shard: Shard,
         from_ms: int,
@@ -151,7 +151,7 @@ class Inspector:
         count as gone.
         """
         keys = Keys(shard)
-        skip = 0 if behind is None else self._upto(keys, from_ms, behind)
+        skip = 0 if behind is None else self._rank_behind(keys, from_ms, behind)
         (found,) = self._clients.together(
             by_score(keys.due, from_ms, to_ms, skip, count, "WITHSCORES")
         )
@@ -198,13 +198,13 @@ class Inspector:
         asked = (("GETRANGE", name, 0, count - 1) for name in names)
         return dict(zip(names, self._clients.together(*asked), strict=True))
 
-    def counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
+    def pending_counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
         """How many pending requests are looked at next from each instant to before the following one."""
         keys = Keys(shard)
         asked = [("ZCOUNT", keys.due, first, f"({end}") for first, end in pairwise(edges_ms)]
         return self._clients.together(*asked)
 
-    def _upto(self, keys: Keys, at_ms: int, offset: int) -> int:
+    def _rank_behind(self, keys: Keys, at_ms: int, offset: int) -> int:
         """How many of the requests at this instant have this offset or a lower one, by bisection."""
         (high,) = self._clients.together(("ZCOUNT", keys.due, at_ms, at_ms))
         low, name = 0, member(offset)

@@ -50,7 +50,7 @@ class IntakeChanges(Lookups):
         deadline = time.monotonic() + IN_FLIGHT_WAIT_S
         for attempt in range(MAX_CONTENTION):
             with self._lock:
-                view, largest = self._look(start, end, touched, ended)
+                view, largest = self._read_view(start, end, touched, ended)
                 if view.positions.requests < start:
                     raise PositionsMoved(
                         f"{self.shard}: records were read from {start}, but the index is at "
@@ -76,7 +76,7 @@ class IntakeChanges(Lookups):
                 time.sleep(IN_FLIGHT_LOOK_S)
         raise self._contended("storing")
 
-    def _look(
+    def _read_view(
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
     ) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
@@ -148,9 +148,9 @@ class IntakeChanges(Lookups):
         yield from self._mark(self._keys.ignored, sorted(plan.ignored))
         yield from self._mark(self._keys.unwanted, sorted(plan.ended_in_doubt))
         yield from zrem_chunks(self._keys.early, sorted(view.early))
-        ended = [(by, asked) for asked, by in plan.cancelled_cold.items()]
+        ended = [(by, original) for original, by in plan.cancelled_cold.items()]
         yield from self._remember(self._keys.ended, b"ended", ended)
-        hot = [(now, asked) for asked, now in plan.moved.items() if now in plan.puts]
+        hot = [(now, original) for original, now in plan.moved.items() if now in plan.puts]
         yield from self._remember(self._keys.moved, b"moved", hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))

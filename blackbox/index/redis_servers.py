@@ -17,7 +17,7 @@ T = TypeVar("T")
 PAUSE_AT = 0.85
 """The share of `maxmemory` from which on requests stay in Kafka."""
 
-LOOK_S = 0.5
+MEMORY_KNOWN_FOR_S = 0.5
 SILENT_S = 30.0
 """How long a node that was silent is not asked again, so that a watch over the others is not held up."""
 
@@ -111,7 +111,7 @@ class RedisServers:
 
 
 @dataclass
-class Room:
+class RedisRoom:
     """Whether Redis has room for more requests; asked at most twice a second."""
 
     redis: RedisServers
@@ -119,7 +119,7 @@ class Room:
     _has_room: bool = True
 
     def __call__(self) -> bool:
-        if time.monotonic() - self._looked_s > LOOK_S:
+        if time.monotonic() - self._looked_s > MEMORY_KNOWN_FOR_S:
             try:
                 self._has_room = self.redis.memory_used() < PAUSE_AT
             except IndexLost:  # if it is full, Redis refuses the store

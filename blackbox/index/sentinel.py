@@ -59,8 +59,8 @@ class _Sentinels(Sentinel):
 
 
 def _place(sentinel: redis.Redis) -> ServerAddress:
-    told = sentinel.connection_pool.connection_kwargs
-    return ServerAddress(told["host"], told["port"])
+    connection = sentinel.connection_pool.connection_kwargs
+    return ServerAddress(connection["host"], connection["port"])
 
 
 def _why_silent(error: Exception) -> str:

@@ -50,17 +50,17 @@ class Walk:
     def slice(self) -> bool:
         """Check some more requests; return False when there is no need to go on."""
         end = self.lowest
-        asked = range(self._at, min(self._at + SLICE, end))
-        if not asked:
+        offsets = range(self._at, min(self._at + SLICE, end))
+        if not offsets:
             return False
-        look = zmscore(self._keys.due, asked)
+        look = zmscore(self._keys.due, offsets)
         scores, *about = self._session.run([look, *self._about()])
         self._check(*about)
         if scores.count(None) < len(scores):  # rare: most have ended
             self._lowest = next(
-                o for o, score in zip(asked, scores, strict=True) if score is not None
+                o for o, score in zip(offsets, scores, strict=True) if score is not None
             )
-        self._at = asked.stop
+        self._at = offsets.stop
         return self._at < min(end, self.lowest)
 
     def slices(self) -> int:
@@ -82,9 +82,9 @@ class Walk:
         ]
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
         found, skipped, state, early, *about, segments = self._session.run(look)
-        *told, mark, known_from, cold = state
+        *known_below, mark, known_from, cold = state
         self.positions = self._check(found, *about)
-        self._check_known(skipped, told, early)
+        self._check_known(skipped, known_below, early)
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
         if int(cold or 0) > 0 and not segments:
             raise WalkVoid(f"{self._shard}: Redis lost a single key, {keys.cold.decode()}")
@@ -98,7 +98,7 @@ class Walk:
             self._lowest = lowest
 
     def _check_known(
-        self, skipped: list[bytes], told: list[bytes | None], early: list[bytes]
+        self, skipped: list[bytes], known_below: list[bytes | None], early: list[bytes]
     ) -> None:
         """Raise WalkVoid if receipts may name requests that are not read yet: positions do not form a pair.
 
@@ -107,7 +107,7 @@ class Walk:
         """
         ended = Bits({int(s): bits for s, bits in zip(skipped[::2], skipped[1::2], strict=True)})
         known_to = max(
-            *(int(number or 0) for number in told), *(int(name, 16) + 1 for name in early), 0
+            *(int(number or 0) for number in known_below), *(int(name, 16) + 1 for name in early), 0
         )
         if known_to > self.positions.requests or any(o >= self.positions.requests for o in ended):
             raise WalkVoid(

@@ -35,7 +35,7 @@ OUTAGE_S = 30.0
 OUTAGE_LOOK_S = 0.2
 SILENT_S = 1.0
 PATIENCE_S = 5.0
-LEFT_ALONE_S = 2.0
+NOT_ASKED_FOR_S = 2.0
 """How long a partition that did not answer, or was refused, is not asked about again."""
 
 _FINAL = (
@@ -65,7 +65,7 @@ class Ends:
         self._watcher: Consumer | None = None
         self._monitor: ConnectionMonitor | None = None
         self._watched: Offsets = {}
-        self._unanswered: dict[Partition, tuple[RecoveryRequired, float]] = {}
+        self._silent_until: dict[Partition, tuple[RecoveryRequired, float]] = {}
         self._unwatched: dict[Partition, float] = {}
 
     def first(self, partitions: Iterable[Partition]) -> Offsets:
@@ -89,16 +89,16 @@ class Ends:
         """
         now = time.monotonic()
         wanted = list(partitions)
-        known = {at: self._unanswered[at] for at in wanted if at in self._unanswered}
+        known = {at: self._silent_until[at] for at in wanted if at in self._silent_until}
         lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
         asked = [at for at in wanted if at not in lost]
         try:
             return self._offsets(asked, OFFSET_END, 0), lost
         except JournalLost:
             pass
-        found, silent = self._by_leader_of_whoever_answers(asked)
-        until_s = time.monotonic() + LEFT_ALONE_S
-        self._unanswered |= {at: (why, until_s) for at, why in silent.items()}
+        found, silent = self._by_leader_with_retries(asked)
+        until_s = time.monotonic() + NOT_ASKED_FOR_S
+        self._silent_until |= {at: (why, until_s) for at, why in silent.items()}
         return found, lost | silent
 
     def wait_for_records(self, positions: Offsets, timeout_s: float) -> bool:
@@ -117,7 +117,7 @@ class Ends:
         topic, partition = message.topic(), message.partition()
         if topic is None or partition is None or (topic, partition) not in watched:
             raise journal_error(KafkaException(error), "cannot wait for records")
-        self._unwatched[topic, partition] = now + LEFT_ALONE_S
+        self._unwatched[topic, partition] = now + NOT_ASKED_FOR_S
         return False
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Ends:
         self._drop_asking()
         self._drop_watcher()
 
-    def _ask(self) -> Consumer:
+    def _asking_consumer(self) -> Consumer:
         # Not the watcher: on its connection, an answer would wait for the fetch in flight. Not an
         # admin client: with one in ten, the first list_offsets takes a second.
         self._asking = self._asking or self._access.consumer()
@@ -141,7 +141,7 @@ class Ends:
         while True:
             began = time.monotonic()
             try:
-                found = self._ask().offsets_for_times(
+                found = self._asking_consumer().offsets_for_times(
                     asked, timeout=min(REQUEST_TIMEOUT_S, max(SILENT_S, patience_s))
                 )
                 for at in found:
@@ -156,7 +156,7 @@ class Ends:
                 self._drop_asking()
             time.sleep(OUTAGE_LOOK_S)
 
-    def _by_leader_of_whoever_answers(
+    def _by_leader_with_retries(
         self, partitions: Sequence[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
         """Retry `_by_leader`: the broker asked for leaders may hang; a new client likely asks another."""
@@ -193,11 +193,11 @@ class Ends:
 
     def _topic(self, topic: str) -> TopicMetadata:
         try:
-            found = self._ask().list_topics(topic, timeout=SILENT_S)
+            found = self._asking_consumer().list_topics(topic, timeout=SILENT_S)
         except KafkaException as error:
             raise journal_error(error, f"cannot read the metadata of {topic}") from error
-        told: TopicMetadata = found.topics[topic]
-        return told
+        metadata: TopicMetadata = found.topics[topic]
+        return metadata
 
     def _watch(self, positions: Offsets) -> Consumer:
         if self._monitor is not None and self._monitor.is_lost:
@@ -238,13 +238,13 @@ class Ends:
         self._watcher, self._monitor, self._watched = None, None, {}
 
 
-def _leader(told: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
+def _leader(metadata: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:
     """The broker that leads the partition, or why there is none."""
-    place = told.partitions.get(partition)
-    if told.error is not None:
-        why = f": {explained(told.error, f'Read on topic {topic}')}"
+    place = metadata.partitions.get(partition)
+    if metadata.error is not None:
+        why = f": {explained(metadata.error, f'Read on topic {topic}')}"
     elif place is None:
-        why = f" does not exist: {topic} has {len(told.partitions)} partitions"
+        why = f" does not exist: {topic} has {len(metadata.partitions)} partitions"
     elif place.leader < 0:
         why = " has no leader"
     else:

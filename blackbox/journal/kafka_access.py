@@ -22,7 +22,7 @@ REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
 POLL_S = 0.1
 
-OURS = (
+FIXED_SETTINGS = (
     "auto.offset.reset",
     "enable.auto.commit",
     "enable.auto.offset.store",
@@ -109,7 +109,7 @@ class KafkaAccess:
 
     def check(self) -> None:
         """Raise ValueError for a setting that librdkafka rejects, or that would break a guarantee."""
-        for name in OURS:
+        for name in FIXED_SETTINGS:
             if name in self.settings:
                 raise ValueError(
                     f"{name} must not be set, because the guarantees depend on it; remove it"

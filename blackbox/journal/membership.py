@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from blackbox.journal.kafka_access import KafkaAccess, explained, logger
-from blackbox.journal.unowned import Unowned
+from blackbox.journal.unowned_partitions import UnownedPartitions
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 """By then, the group has given this member's shards to others."""
 
 
-class _Question:
+class _OwnershipQuery:
     """A commit in flight, by which a shard's owner asks whether it still owns the shard."""
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Membership:
         self._joined = Event()
         self._new: list[Shard] = []
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
-        self._questions: dict[Shard, _Question] = {}
+        self._ownership_queries: dict[Shard, _OwnershipQuery] = {}
         self._must_join = False
         self._must_leave = False
         self._member_id = ""
-        self._unowned = Unowned(self.access, self.topics)
+        self._unowned = UnownedPartitions(self.access, self.topics)
         self._open()
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
@@ -89,9 +89,9 @@ class Membership:
         """
         if shard not in self.owned():
             raise RecoveryRequired(f"{shard}: given to another owner")
-        question = _Question()
+        question = _OwnershipQuery()
         with self._lock:
-            self._questions[shard] = question
+            self._ownership_queries[shard] = question
         self._to_commit.put(_at(shard, offset))
         if not question.answered.wait(CONFIRM_S):
             raise JournalLost(f"{shard}: the group did not confirm ownership within {CONFIRM_S} s")
@@ -100,7 +100,7 @@ class Membership:
         if question.refusal is not None:
             raise RecoveryRequired(f"{shard}: not confirmed by the group: {question.refusal.str()}")
 
-    def note(self, positions: dict[Shard, int]) -> None:
+    def commit_later(self, positions: dict[Shard, int]) -> None:
         """Commit positions for lag monitors; nothing else depends on it."""
         owned = self.owned()
         for shard, offset in positions.items():
@@ -166,7 +166,7 @@ class Membership:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._take_part()
+                self._poll_group()
             except KafkaException as error:
                 if is_replaced(error.args[0]) and self.instance_id is not None:
                     self._drop_instance_id()
@@ -175,7 +175,7 @@ class Membership:
                 logger.exception("membership: unexpected error; retrying")
                 self._stopping.wait(POLL_S)
 
-    def _take_part(self) -> None:
+    def _poll_group(self) -> None:
         if self._must_leave:
             self._must_leave = False
             self._leave()  # else the group gives a member with an instance id what it had before
@@ -189,7 +189,7 @@ class Membership:
             )
             self._rejoin()
         message = self._consumer.poll(POLL_S)
-        self._commit_what_was_asked()
+        self._commit_queued()
         while self._new:
             self.gained(self._new[-1])
             self._new.pop()
@@ -202,7 +202,7 @@ class Membership:
             right = f"topic {topics}" if is_topics else f"group {group}"
             logger.warning("membership: %s; retrying", explained(failure, f"Read on {right}"))
 
-    def _commit_what_was_asked(self) -> None:
+    def _commit_queued(self) -> None:
         latest: dict[tuple[str, int], TopicPartition] = {}
         with suppress(Empty):
             while True:
@@ -230,7 +230,7 @@ class Membership:
     def _give_up(self, shards: Sequence[Shard]) -> None:
         with self._lock:
             self._owned.difference_update(shards)
-            asked = [self._questions.pop(shard, None) for shard in shards]
+            asked = [self._ownership_queries.pop(shard, None) for shard in shards]
         for question in asked:
             if question is not None:  # no commit is answered while this thread waits for the owner
                 question.is_revoked = True
@@ -245,7 +245,7 @@ class Membership:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         with self._lock:
             for at in partitions:
-                question = self._questions.pop(Shard(at.topic, at.partition), None)
+                question = self._ownership_queries.pop(Shard(at.topic, at.partition), None)
                 if question is not None:
                     question.refusal = error or at.error
                     question.answered.set()

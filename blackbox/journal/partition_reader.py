@@ -171,7 +171,7 @@ class PartitionReader:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 while reached < end and (first := consumer.poll(self.silence_s)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = below_end(polled, end)
+                    messages, reached = messages_below(polled, end)
                     yield messages, reached
         finally:
             consumer.unassign()
@@ -196,7 +196,7 @@ class PartitionReader:
                 first = consumer.poll(self.silence_s)
                 if first is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = below_end(polled, end)
+                    messages, reached = messages_below(polled, end)
                     yield messages, reached
                     continue
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
@@ -250,14 +250,14 @@ def answering_shards(
     with closing(consumer):
         consumer.assign([TopicPartition(*shard, start) for shard, start in starts.items()])
         while waiting and time.monotonic() < deadline:
-            told = consumer.poll(0.1)
-            if told is not None and told.topic() is not None:
-                waiting.discard(Shard(told.topic() or "", told.partition() or 0))
+            message = consumer.poll(0.1)
+            if message is not None and message.topic() is not None:
+                waiting.discard(Shard(message.topic() or "", message.partition() or 0))
         aborted = {shard for shard in waiting if fetched.next_offset(*shard) > starts[shard]}
     return starts.keys() - (waiting - aborted)
 
 
-def below_end(polled: list[Message], end: int) -> tuple[list[Message], int]:
+def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
     Raises KafkaException for any other error that was polled in place of a message.

@@ -69,10 +69,12 @@ class PieceProgressReader:
         self._admin: AdminClient = access.admin()
         self._topic = topic
 
-    def of(self, names: Iterable[str], *, settled: bool = False) -> dict[str, PieceProgress]:
+    def of(
+        self, names: Iterable[str], *, wait_for_commits: bool = False
+    ) -> dict[str, PieceProgress]:
         """The marks of these pieces, without those that were never begun. Raises JournalLost.
 
-        A commit that has just succeeded may not be visible yet. With `settled`, waits for it, and for
+        A commit that has just succeeded may not be visible yet. With `wait_for_commits`, waits for it, and for
         any open transaction, 20 s at most.
         """
         deadline = time.monotonic() + SETTLE_S
@@ -80,7 +82,7 @@ class PieceProgressReader:
         left = list(names)
         while True:
             is_last = time.monotonic() > deadline
-            left = self._ask(left, found, settled=settled and not is_last, is_last=is_last)
+            left = self._ask(left, found, settled=wait_for_commits and not is_last, is_last=is_last)
             if not left:
                 return found
             time.sleep(ASK_S)

@@ -15,7 +15,7 @@ from blackbox.journal.partition_reader import (
     READ_RECORDS,
     SILENCE_S,
     PartitionReader,
-    below_end,
+    messages_below,
     offset_of,
 )
 from blackbox.records.errors import JournalLost, JournalSilent
@@ -178,7 +178,7 @@ def _read_on(
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
-        messages, there = below_end(polled, wanted.end)
+        messages, there = messages_below(polled, wanted.end)
     except KafkaException as error:
         if error.args[0].code() in OUT_OF_RANGE:
             read = [offset_of(message) + 1 for message in polled if message.error() is None]

@@ -28,7 +28,7 @@ from blackbox.records.receipt import Checked, Claim, Receipt
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Record, Shard
 
-LOOK_S = 1.0
+LEAST_CHECK_S = 1.0
 """The least time for one check of all places, when brokers do not answer."""
 
 NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
@@ -95,7 +95,7 @@ class ShardJournal:
         position = start
         for messages, reached in self._reader.read(*self._shard, start, end):
             if ended is not None:
-                messages = self._without(ended, messages)
+                messages = self._not_ended(ended, messages)
             yield Batch(position, reached, read_records(messages), leader_epochs(messages))
             position = reached
 
@@ -162,7 +162,7 @@ class ShardJournal:
         by_place: dict[tuple[str, str], list[Claim]] = {}
         for claim in claims:
             by_place.setdefault((claim.at, claim.topic_id), []).append(claim)
-        deadline = time.monotonic() + max(patience_s, LOOK_S)
+        deadline = time.monotonic() + max(patience_s, LEAST_CHECK_S)
         missing: list[Claim] = []
         unread = dict.fromkeys(by_place, "there was no time to check yet")
         # first without waiting, so that an unreadable place takes no time from the others
@@ -171,7 +171,7 @@ class ShardJournal:
                 if time.monotonic() > deadline:
                     break
                 try:
-                    unfilled = set(self._unfilled(*place, by_place[place], within_s))
+                    unfilled = set(self._missing(*place, by_place[place], within_s))
                 except JournalLost as error:
                     unread[place] = str(error)
                     continue
@@ -185,7 +185,7 @@ class ShardJournal:
         """Close the consumer; the next use creates a new one."""
         self._reader.close()
 
-    def _without(self, ended: OffsetSet, messages: list[Message]) -> list[Message]:
+    def _not_ended(self, ended: OffsetSet, messages: list[Message]) -> list[Message]:
         """The messages that have not ended, or that may end another request.
 
         A rebuild skips forty million messages, so they are checked without being parsed.
@@ -204,7 +204,7 @@ class ShardJournal:
             return []
         return [message for message in messages if message.offset() not in gone]
 
-    def _unfilled(
+    def _missing(
         self, at: str, topic_id: str, claims: Sequence[Claim], within_s: float
     ) -> Iterator[int]:
         topic, _, partition = at.rpartition("/")

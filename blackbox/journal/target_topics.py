@@ -111,14 +111,14 @@ class TargetTopics:
 
     def _ask_limits(self, topics: list[str]) -> Iterator[tuple[str, float, Limits | None]]:
         try:
-            told = self._topics.settings(topics)
+            settings_by_topic = self._topics.settings(topics)
         except JournalLost as silent:
             logger.warning("cannot read the limits of target topics: %s", silent)
             self._open()
             yield from ((topic, KNOWN_FOR_S, self._limits.last(topic)) for topic in topics)
             return
         for topic in topics:
-            settings = told.get(topic)
+            settings = settings_by_topic.get(topic)
             found = self._limits_of(settings) if isinstance(settings, TopicSettings) else None
             yield topic, KNOWN_FOR_S if settings is None else LIMITS_KNOWN_FOR_S, found
 
@@ -158,7 +158,7 @@ class AnswerCache(Generic[Known]):
             self._start_refresh(wanted)
         known = self._known
         found = {topic: known[topic][1] for topic in wanted if topic in known}
-        return {topic: told for topic, told in found.items() if told is not None}
+        return {topic: answer for topic, answer in found.items() if answer is not None}
 
     def last(self, topic: str) -> Known | None:
         """The last answer, expired or not."""
@@ -219,12 +219,12 @@ class AnswerCache(Generic[Known]):
         if not topics:
             return
         now = time.monotonic()
-        told = {topic: (now + lasts_s, answer) for topic, lasts_s, answer in self._ask(topics)}
+        answers = {topic: (now + lasts_s, answer) for topic, lasts_s, answer in self._ask(topics)}
         with self._changing:
             kept = self._known
             if len(kept) > MOST_KNOWN:
                 kept = {topic: known for topic, known in kept.items() if known[0] >= now}
-            self._known = kept | told
+            self._known = kept | answers
 
     def _postpone(self, topics: list[str]) -> None:
         """Extend the cached answers while no broker answers.

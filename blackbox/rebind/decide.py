@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from blackbox.core.index_preparation import CLOCKS_APART_MS
-from blackbox.core.marks import (
-    Moved,
+from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
+from blackbox.core.receipt_history import (
+    RebindReceipt,
     Recreated,
     Shortened,
     cuts_since,
@@ -17,7 +18,6 @@ from blackbox.core.marks import (
     openings,
     rebound_by,
 )
-from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
@@ -203,7 +203,7 @@ class Decide:
         kept: IndexMetadata,
         positions: Positions,
         unknown_ms: int,
-        by: Moved | None,
+        by: RebindReceipt | None,
     ) -> Decision:
         """For an index of whose requests none is gone from the topic: all its entries are kept."""
         if by is not None:

@@ -28,7 +28,7 @@ from blackbox.records.errors import (
     RecoveryRequired,
     Refused,
 )
-from blackbox.records.outgoing import FORMS, Outgoing, Refusal, asked_once_more, dead_letters
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, rewritten_request
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard
 
@@ -227,7 +227,7 @@ class Leftovers:
                 raise kind(f"{self._shard}: not all records were written: {detail}")
 
     def _outgoing(self, offset: int, entry: Entry) -> Outgoing:
-        asked = asked_once_more(self._shard, offset, entry, self.partition)
+        asked = rewritten_request(self._shard, offset, entry, self.partition)
         why = self._why_dead(offset, entry)
         return asked if why is None else self._letter(asked, entry, why)
 

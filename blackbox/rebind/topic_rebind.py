@@ -39,7 +39,7 @@ from blackbox.records.errors import (
     PositionsMoved,
     RecoveryRequired,
 )
-from blackbox.records.receipt import settled
+from blackbox.records.receipt import without_void
 from blackbox.records.request import Shard
 
 LARGEST_BYTES = "1000000000"
@@ -266,7 +266,7 @@ class _TopicRebind:
         end = journal.receipt_bounds().end
         position, _ = commit_barrier(shard, journal, writer, first, since, end)
         receipts = journal.receipts(since, position) if gone.since is not None else iter(())
-        for _, receipt in settled(receipts):
+        for _, receipt in without_void(receipts):
             if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
                 break
             outcomes.add(receipt)

@@ -70,7 +70,7 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
     return [*own, (HEADER, value)]
 
 
-def as_asked(record: Record) -> Record:
+def original_record(record: Record) -> Record:
     """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`.
 
     Without the header of what it replaced: that was replaced when the request was first read.
@@ -80,8 +80,8 @@ def as_asked(record: Record) -> Record:
     return as_request(asked) if replaces(asked.headers) else asked
 
 
-def as_written(record: Record) -> Record:
+def original_if_carried(record: Record) -> Record:
     """Any record as its caller wrote it; one with a forged header as it is."""
     with suppress(ValueError):
-        return as_asked(record) if carried(record.headers) else record
+        return original_record(record) if carried(record.headers) else record
     return record

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from blackbox.records.entry import Entry
-from blackbox.records.recurrence import AGAIN, asked_at
+from blackbox.records.recurrence import AGAIN, request_value_at
 from blackbox.records.request import Record, Shard, id_prefix, id_suffix
 
 MAX_DETAIL = 500
@@ -39,21 +39,23 @@ def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]
     """
     before_id, before_offset = id_prefix(shard), shard.source_prefix
     for offset, entry in entries.items():
-        asked_at = offset if entry.origin is None else entry.origin
+        original_offset = offset if entry.origin is None else entry.origin
         headers = [
             *entry.headers,
-            ("blackbox-id", before_id + id_suffix(asked_at)),
+            ("blackbox-id", before_id + id_suffix(original_offset)),
             ("blackbox-due-ms", str(entry.due_ms)),
             ("blackbox-source", before_offset + str(offset)),
         ]
         yield Outgoing(offset, entry.target, entry.key, entry.message, headers)
 
 
-def asked_once_more(shard: Shard, offset: int, entry: Entry, partition: int) -> Outgoing:
+def rewritten_request(shard: Shard, offset: int, entry: Entry, partition: int) -> Outgoing:
     """A pending request as a new record of its topic, in the format `countdown`."""
     key = None if entry.caller_id is None else entry.caller_id.encode()
     headers = [*entry.headers, (AGAIN, shard.source(offset))]
-    return Outgoing(offset, shard.topic, key, asked_at(entry, entry.due_ms), headers, partition)
+    return Outgoing(
+        offset, shard.topic, key, request_value_at(entry, entry.due_ms), headers, partition
+    )
 
 
 def dead_letters(

@@ -255,7 +255,7 @@ def _claims(doubtful: Mapping[str, Places], topics: Mapping[str, str]) -> Iterat
             yield from (Claim(offset, outcome, at, there, topic_id) for offset, there in pairs)
 
 
-def settled(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:
+def without_void(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:
     """The receipts in order, each without the outcomes that a later one declared void."""
     held: deque[tuple[int, Receipt]] = deque()
     for offset, receipt in receipts:

@@ -95,7 +95,9 @@ def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
     return _next_match(expression, zone, max(due_ms, now_ms) // 1000) * 1000
 
 
-def marked(headers: HeaderValues, source: str) -> list[tuple[str, bytes | str | None]]:
+def next_request_headers(
+    headers: HeaderValues, source: str
+) -> list[tuple[str, bytes | str | None]]:
     """The headers of the record that asks for the next time; the last one names the record it follows."""
     return [*headers, (HEADER, source)]
 
@@ -105,17 +107,17 @@ def follows(headers: HeaderValues) -> bool:
     return bool(headers) and headers[-1][0] == HEADER
 
 
-def without_mark(headers: Headers) -> Headers:
+def without_follows(headers: Headers) -> Headers:
     """The headers as the caller wrote them."""
     return headers[:-1] if headers and headers[-1][0] in (HEADER, AGAIN) else headers
 
 
-def asked_again(entry: Entry, now_ms: int) -> bytes:
+def next_request_value(entry: Entry, now_ms: int) -> bytes:
     """The value of the record that asks for the next time, in the format `countdown`."""
-    return asked_at(entry, next_ms(entry.recurs or "", entry.due_ms, now_ms))
+    return request_value_at(entry, next_ms(entry.recurs or "", entry.due_ms, now_ms))
 
 
-def asked_at(entry: Entry, at_ms: int) -> bytes:
+def request_value_at(entry: Entry, at_ms: int) -> bytes:
     """The value of a record that asks for the same request at this time, in the format `countdown`."""
     kind, _, rest = (entry.recurs or "").partition(" ")
     asked: dict[str, Any] = {"topic": entry.target, "at": at_ms}

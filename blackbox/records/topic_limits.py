@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 NO_LIMITS = Limits(needs_key=False, most_bytes=None)
 
 
-class Parts:
+class RecordBatches:
     """Splits what a transaction sends to strict topics: brokers take or refuse a record batch as a whole."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:

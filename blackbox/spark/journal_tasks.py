@@ -17,7 +17,7 @@ from blackbox.journal.ranges import Chunk, Range, read_ranges
 from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import as_asked, carried, carry_of
+from blackbox.records.carried import carried, carry_of, original_record
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, offset_in
 from blackbox.spark.task_io import as_batches, numbers
@@ -57,7 +57,7 @@ class RequestRows:
     whole: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = chunks(self.access, self.ranges, batches)
+        read = read_numbered_ranges(self.access, self.ranges, batches)
         return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
@@ -85,11 +85,14 @@ class OutcomeRows:
     ranges: tuple[Range, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (list(_outcome_rows(chunk)) for chunk in chunks(self.access, self.ranges, batches))
+        found = (
+            list(_outcome_rows(chunk))
+            for chunk in read_numbered_ranges(self.access, self.ranges, batches)
+        )
         return as_batches(found, OUTCOMES)
 
 
-def chunks(
+def read_numbered_ranges(
     access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Chunk]:
     """The records of the ranges whose numbers a task was given."""
@@ -106,7 +109,10 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
     elif carried(record.headers):
         try:
             carry = carry_of(record)
-            asked, carries = read(as_asked(record), latest_ms), (carry.previous, carry.origin)
+            asked, carries = (
+                read(original_record(record), latest_ms),
+                (carry.previous, carry.origin),
+            )
         except ValueError as error:
             asked = Invalid(Reason.BAD_HEADERS, str(error))
     elif cancels(record.headers) or replaces(record.headers):

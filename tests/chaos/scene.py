@@ -22,7 +22,7 @@ from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
 from blackbox.index.inspector import Inspector
 from blackbox.journal.topics import receipts_topic, topic_ids
 from blackbox.records.errors import IndexLost
-from blackbox.records.receipt import Receipt, decode, settled
+from blackbox.records.receipt import Receipt, decode, without_void
 from blackbox.records.request import Shard
 from tests.chaos.books import Account, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
@@ -425,7 +425,7 @@ class Scene:
         return [
             (partition, offset)
             for partition, found in self._receipts().items()
-            for _, receipt in settled(found)
+            for _, receipt in without_void(found)
             for at, places in receipt.delivered.items()
             if at.startswith(self.doomed_topic)
             for offset, _ in places

@@ -17,7 +17,7 @@ from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
-from blackbox.index.dump import Dump, Held
+from blackbox.index.index_dump import DumpedEntry, IndexDump
 from blackbox.index.inspector import Inspector
 from blackbox.index.keys import Keys
 from blackbox.index.redis_servers import RedisNode, RedisServers
@@ -92,8 +92,8 @@ def test_an_audit_reads_every_shard_and_finds_orphans_on_every_node(
         fill(empty.url, shard)
         with redis.Redis.from_url(empty.node_of(Keys(shard).state).url) as client:
             client.zrem(Keys(shard).due, b"%016x" % 1)
-    dump = Dump(empty.url)
-    left = [Held(0, NOW_MS, True), Held(2, NOW_MS, True)]
+    dump = IndexDump(empty.url)
+    left = [DumpedEntry(0, NOW_MS, True), DumpedEntry(2, NOW_MS, True)]
     for shard in spread:
         assert sorted(held for some in dump.entries(shard) for held in some) == left
         assert list(dump.cold(shard)) == []

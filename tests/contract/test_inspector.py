@@ -46,14 +46,14 @@ def index(open_index: Opener) -> ShardIndex:
 def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING
     assert inspector.positions(SHARD) is None
-    assert inspector.look_up(SHARD, 0) is None
+    assert inspector.pending_at(SHARD, 0) is None
     assert inspector.offset_of(SHARD, "order-1") is None
 
 
 def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
     inspector.shard_stats(SHARD, NOW_MS)
     inspector.positions(SHARD)
-    inspector.look_up(SHARD, 0)
+    inspector.pending_at(SHARD, 0)
     inspector.offset_of(SHARD, "order-1")
     assert client.dbsize() == 0
 
@@ -104,14 +104,14 @@ def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
     other = Shard(SHARD.topic, SHARD.partition + 1)
     assert inspector.positions(other) is None
     assert inspector.shard_stats(other, NOW_MS) == NOTHING
-    assert inspector.look_up(other, 10) is None
+    assert inspector.pending_at(other, 10) is None
     assert inspector.offset_of(other, "order-1") is None
 
 
 def test_a_pending_request_is_found_by_its_offset(inspector: Inspector, index: ShardIndex) -> None:
     asked = entry(NOW_MS + 90_000, message=b"\x00\n\xff")
     store(index, 10, 11, {10: asked})
-    assert inspector.look_up(SHARD, 10) == Pending(NOW_MS + 90_000, asked._replace(headers=[]))
+    assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS + 90_000, asked._replace(headers=[]))
 
 
 def test_a_request_put_off_shows_when_it_is_tried_again(
@@ -119,7 +119,7 @@ def test_a_request_put_off_shows_when_it_is_tried_again(
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
     index.defer({10: (NOW_MS + 4000, entry(NOW_MS)._replace(attempts=3))}, NOW_MS)
-    found = inspector.look_up(SHARD, 10)
+    found = inspector.pending_at(SHARD, 10)
     assert found is not None
     assert found.entry is not None
     assert (found.at_ms, found.entry.due_ms, found.entry.attempts) == (NOW_MS + 4000, NOW_MS, 3)
@@ -128,7 +128,7 @@ def test_a_request_put_off_shows_when_it_is_tried_again(
 def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
     index.settle({10: "order-1"}, 1)
-    assert inspector.look_up(SHARD, 10) is None
+    assert inspector.pending_at(SHARD, 10) is None
     assert inspector.offset_of(SHARD, "order-1") is None
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))
 
@@ -138,7 +138,7 @@ def test_a_request_whose_payload_is_gone_is_found_without_it(
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
     client.delete(PREFIX.encode() + b"msg:" + member(10))
-    assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
+    assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None)
 
 
 def test_a_caller_id_names_the_latest_request_made_under_it(
@@ -163,7 +163,7 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
             inspector = Inspector.of(server.url)
             assert inspector.shard_stats(SHARD, NOW_MS) == ShardStats(None, 1, 1, NOW_MS, None)
             assert inspector.positions(SHARD) is None
-            assert inspector.look_up(SHARD, 10) == Pending(NOW_MS, None)
+            assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None)
     finally:
         server.stop()
 
@@ -183,7 +183,7 @@ def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: r
 QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
     "shard_stats": lambda inspector: inspector.shard_stats(SHARD, NOW_MS),
     "positions": lambda inspector: inspector.positions(SHARD),
-    "look_up": lambda inspector: inspector.look_up(SHARD, 10),
+    "pending_at": lambda inspector: inspector.pending_at(SHARD, 10),
     "offset_of": lambda inspector: inspector.offset_of(SHARD, "order-1"),
 }
 
@@ -196,7 +196,7 @@ def test_a_redis_that_does_not_answer_is_a_doubt(ask: Callable[[Inspector], Any]
 
 
 def listed(inspector: Inspector, **more: int) -> list[tuple[int, Pending]]:
-    return inspector.listed(SHARD, NOW_MS, NOW_MS + 1000, None, 100, **more)
+    return inspector.list_pending(SHARD, NOW_MS, NOW_MS + 1000, None, 100, **more)
 
 
 def test_a_list_has_no_messages_unless_they_are_asked_for(

@@ -38,7 +38,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.cancel import REPLACES
 from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
-from blackbox.records.receipt import Mark, Receipt, decode, settled
+from blackbox.records.receipt import Mark, Receipt, decode, without_void
 from blackbox.records.request import Cancel, Invalid, Reason, Request, request_id
 from tests.contract.conftest import Backend
 from tests.contract.held import GRACE_S, PREFIX, SHARD
@@ -464,7 +464,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def told_by_the_receipts(self) -> set[int]:
         kept = [(o, decode(v)) for o, v in enumerate(self.journal.receipt_records) if v is not None]
-        return {offset for _, receipt in settled(kept) for offset in receipt.removals()}
+        return {offset for _, receipt in without_void(kept) for offset in receipt.removals()}
 
 
 def test_every_request_has_one_outcome_whatever_fails(

@@ -8,7 +8,7 @@ import pytest
 
 from blackbox.index.address import ServerAddress
 from blackbox.index.cluster import Cluster
-from blackbox.index.shared import Shared
+from blackbox.index.shared_state import SharedState
 from blackbox.records.request import Second, Shard
 from tests.contract.conftest import Backend
 from tests.contract.held import NOW_MS
@@ -17,14 +17,14 @@ SHARDS = [Shard("TB", partition) for partition in range(8)]
 
 
 @pytest.fixture
-def shared(backend: Backend) -> Iterator[Shared]:
-    shared = Shared(backend.connections())
+def shared(backend: Backend) -> Iterator[SharedState]:
+    shared = SharedState(backend.connections())
     shared.resume("orders", SHARDS)
     yield shared
     shared.close()
 
 
-def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: Shared) -> None:
+def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: SharedState) -> None:
     shared.pause("orders", NOW_MS, SHARDS[:5])
     shared.pause("orders", NOW_MS + 5000, SHARDS)
 
@@ -35,7 +35,7 @@ def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: Shared) -> None:
 
 
 def test_a_backlog_of_many_seconds_is_counted_in_one_trip(real_backend: Backend) -> None:
-    shared = Shared(real_backend.connections())
+    shared = SharedState(real_backend.connections())
     backlog = {Second("requests", "shop", second): 2 for second in range(4000)}
 
     def reads() -> int:
@@ -60,13 +60,13 @@ def test_a_cluster_is_asked_once_where_all_shards_are(
         return look(place)
 
     monkeypatch.setattr(connections, "_look", counting)
-    assert Shared(connections).pending("shop", []) == asked == 0
-    assert Shared(connections).paused(SHARDS) == {}
+    assert SharedState(connections).pending("shop", []) == asked == 0
+    assert SharedState(connections).paused(SHARDS) == {}
     assert asked == 1
     connections.disconnect()
 
 
-def test_seconds_of_several_callers_are_told_apart(shared: Shared) -> None:
+def test_seconds_of_several_callers_are_told_apart(shared: SharedState) -> None:
     found = {Second("requests", name, 7): count for count, name in enumerate("abcdef", 1)}
     assert shared.count(found) == dict.fromkeys(found, 0)
     assert shared.count(found) == found

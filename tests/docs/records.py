@@ -13,7 +13,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records import cancel
 from blackbox.records.carried import carry_on
 from blackbox.records.entry import Entry, decode, encode
-from blackbox.records.outgoing import Outgoing, asked_once_more, dead_letters, deliveries
+from blackbox.records.outgoing import Outgoing, dead_letters, deliveries, rewritten_request
 from blackbox.records.receipt import VERSION, Receipt
 from blackbox.records.receipt import encode as encode_receipt
 from blackbox.records.request import Invalid, Record, Request, Shard, request_id
@@ -82,7 +82,7 @@ def replacement() -> str:
 
 
 def written_again() -> str:
-    return _shown_outgoing(asked_once_more(SHARD, OFFSET, _entry(REQUEST), SHARD.partition))
+    return _shown_outgoing(rewritten_request(SHARD, OFFSET, _entry(REQUEST), SHARD.partition))
 
 
 def tombstone() -> str:

@@ -114,12 +114,14 @@ def delivered_in(log: tuple[Receipt, ...]) -> int:
 
 @cache
 def outcomes(log: tuple[Receipt, ...]) -> tuple[int, ...]:
-    """What each receipt ends, as whoever reads all of them judges (`receipt.settled`)."""
+    """What each receipt ends, as whoever reads all of them judges (`receipt.without_void`)."""
     receipts = [
         product.Receipt(0, dead=members(receipt.delivered), void=members(receipt.void))
         for receipt in log
     ]
-    return tuple(mask(receipt.removals()) for _, receipt in product.settled(enumerate(receipts)))
+    return tuple(
+        mask(receipt.removals()) for _, receipt in product.without_void(enumerate(receipts))
+    )
 
 
 def union(sets: Iterator[int]) -> int:

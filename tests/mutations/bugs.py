@@ -287,7 +287,7 @@ BUGS = (
         (
             Change(
                 "core/resolve.py",
-                "            plan.cancelled_cold[asked] = by\n",
+                "            plan.cancelled_cold[original] = by\n",
                 "            pass\n",
             ),
         ),
@@ -671,7 +671,7 @@ BUGS = (
         (
             Change(
                 "core/interpret.py",
-                "if isinstance(asked, Request | Entry) and asked.recurs is not None:",
+                "if isinstance(content, Request | Entry) and content.recurs is not None:",
                 "if False:",
             ),
         ),
@@ -788,7 +788,7 @@ BUGS = (
         (
             Change(
                 "journal/ends.py",
-                "        found, silent = self._by_leader_of_whoever_answers(asked)\n",
+                "        found, silent = self._by_leader_with_retries(asked)\n",
                 '        raise JournalLost("a partition does not answer")\n',
             ),
         ),
@@ -814,7 +814,7 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            if at in ends and Shard(*at) in self._behind\n",
+                "            if at in ends and Shard(*at) in self._why_behind\n",
                 "            if False\n",
             ),
         ),
@@ -990,7 +990,7 @@ BUGS = (
         (
             Change(
                 "core/recovery.py",
-                "            self.index.doubt(outcomes.doubtful)\n",
+                "            self.index.mark_doubtful(outcomes.doubtful)\n",
                 "            pass\n",
             ),
         ),

@@ -317,7 +317,7 @@ def test_what_nobody_announces_is_found_by_the_poll(polling: Driver) -> None:
 def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
     polling: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 60.0)
+    monkeypatch.setattr(module, "NOTES_AWAITED_S", 60.0)
     looks: list[float] = []
     monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(time.monotonic()))
     polling.grant()
@@ -451,7 +451,7 @@ def test_a_task_that_never_hears_of_its_driver_ends(
 def test_no_shard_is_opened_without_a_fresh_lease(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "LEASE_VALID_S", 0.0)
     shard = driver.shards[0]
     receipts = driver.receipts(shard)
     driver.start(shard)
@@ -460,7 +460,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
         assert (report["owned"], report["open"], report["opened_ms"]) == ([list(shard)], [], None)
     assert driver.receipts(shard) == receipts
 
-    monkeypatch.setattr(module, "FRESH_S", 3.0)
+    monkeypatch.setattr(module, "LEASE_VALID_S", 3.0)
     driver.grant(shard)
     driver.wait_open(shard)
 
@@ -468,7 +468,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
 def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FRESH_S", 0.5)
+    monkeypatch.setattr(module, "LEASE_VALID_S", 0.5)
     shard = driver.shards[0]
     driver.grant(shard)
     driver.start(shard)

@@ -109,7 +109,7 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
 def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
     read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
 ) -> None:
-    monkeypatch.setattr(intake_stream, "TRIED_RECORDS", at_once)
+    monkeypatch.setattr(intake_stream, "CAUGHT_UP_RECORDS", at_once)
     lost, *others = read.shards
     read.lose(lost)
 

@@ -62,9 +62,9 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    if module._kept is not None:
-        module._kept.close()
-        module._kept = None
+    if module._intakes_of_worker is not None:
+        module._intakes_of_worker.close()
+        module._intakes_of_worker = None
 
 
 class Place:
@@ -163,7 +163,7 @@ class Place:
         return self.inspector.shard_stats(shard or self.shard, now_ms()).pending
 
     def entry(self, offset: int) -> Entry:
-        pending = self.inspector.look_up(self.shard, offset)
+        pending = self.inspector.pending_at(self.shard, offset)
         assert pending is not None
         assert pending.entry is not None
         return pending.entry
@@ -644,14 +644,14 @@ def test_a_worker_keeps_its_connections_from_task_to_task_of_one_application(pla
     place.begin(place.shard)
     place.write(*(place.request() for _ in range(3)))
     place.run(at(place.shard, 0, 1))
-    kept = module._kept
+    kept = module._intakes_of_worker
     place.run(at(place.shard, 1, 2))
-    assert module._kept is kept
+    assert module._intakes_of_worker is kept
     assert [len(idle) for idle in ranges._idle_consumers.values() if idle] == [1]
 
     place.task = replace(place.task, run="another")
     done = place.run(at(place.shard, 2, 3))
-    assert module._kept is not kept
+    assert module._intakes_of_worker is not kept
     assert done[place.shard].problem is None
 
 

@@ -79,7 +79,7 @@ class Hold:
         return read_files(find_files(map(str, paths)), options)
 
     def judge(self, load: Load) -> LoadCheck:
-        return load.check(self._session, largest_record(self.access, 1_000_000))
+        return load.validate(self._session, largest_record(self.access, 1_000_000))
 
     def send(self, load: Load, rate: int | None = None) -> int:
         """Judge and send; returns how many rows came in meanwhile."""

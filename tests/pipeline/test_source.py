@@ -519,7 +519,7 @@ def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
 def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for_news(
     make: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "NEWS_S", 60.0)
+    monkeypatch.setattr(source, "AWAITED_S", 60.0)
     topic = make(2)
     topic.abort("no", partition=1)
     reader = topic.stream(0, 2, most=10)
@@ -543,7 +543,7 @@ def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for
     assert planned(reader, first, second) == [row_of(topic, 0, 0, 1)]
     assert reader.reportLatestOffset() == second
 
-    monkeypatch.setattr(source, "NEWS_S", 0.2)
+    monkeypatch.setattr(source, "AWAITED_S", 0.2)
     began_s = time.monotonic()
     assert reader.latestOffset(second, limit) == second
     assert time.monotonic() - began_s >= 0.2

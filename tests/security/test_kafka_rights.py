@@ -708,7 +708,9 @@ def load_a_piece(town: Town) -> None:
         writer.send([(None, b"{}", [])], 1)
     finally:
         writer.close()
-    assert PieceProgressReader(access, town.requests).of([name], settled=True)[name].rows == 1
+    assert (
+        PieceProgressReader(access, town.requests).of([name], wait_for_commits=True)[name].rows == 1
+    )
 
 
 @each("load")

@@ -17,7 +17,7 @@ from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index import bus
 from blackbox.index.connection import pool
-from blackbox.index.dump import Dump
+from blackbox.index.index_dump import IndexDump
 from blackbox.index.inspector import Inspector
 from blackbox.index.redis_servers import RedisServers
 from blackbox.index.shard_index import ShardIndex
@@ -221,7 +221,7 @@ def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
         assert blackbox(environment, "status").code == 0
         assert blackbox(environment, "show", f"{town.requests}/0@0").code == 0
         assert blackbox(environment, "pending").code == 0
-        dump, inspector = Dump(url), Inspector.of(url)
+        dump, inspector = IndexDump(url), Inspector.of(url)
         for shard in shards:
             assert inspector.positions(shard)
             assert [held.offset for page in dump.entries(shard) for held in page] == [0, 1]

@@ -234,7 +234,7 @@ def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world
             world.ask(100, within_s=3600, partition=0)
             return Mark(100, 0)
 
-        def doubt(self, reason: Exception) -> None:
+        def recover(self, reason: Exception) -> None:
             doubts.append(str(reason))
 
     owners: list[Any] = [Walking()]

@@ -18,7 +18,7 @@ import pytest
 from blackbox.admin.admin import Admin, Stats
 from blackbox.admin.changes import Rescheduled
 from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
-from blackbox.api import door, turns
+from blackbox.api import access_middleware, turns
 from blackbox.api.access import OPEN_FOLDER, OPEN_PATHS
 from blackbox.api.app import make_app
 from blackbox.api.dead_letters import MOST_ANSWER_BYTES
@@ -95,7 +95,7 @@ def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
 def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, path: str) -> None:
-    length = f"Content-Length: {door.MOST_BYTES}"
+    length = f"Content-Length: {access_middleware.MOST_BYTES}"
     assert answer(guarded, method, path, length) == 401
     assert answer(guarded, method, path, length, "Authorization: Bearer wrong") == 401
     assert answer(guarded, method, path, "Transfer-Encoding: chunked") == 401
@@ -106,7 +106,7 @@ def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, p
 def test_no_body_from_a_website_is_waited_for(
     opened: Open, method: str, path: str, kind: str
 ) -> None:
-    length, kind = f"Content-Length: {door.MOST_BYTES}", f"Content-Type: {kind}"
+    length, kind = f"Content-Length: {access_middleware.MOST_BYTES}", f"Content-Type: {kind}"
     server = opened()
     assert answer(server, method, path, length, kind, "Origin: https://evil.example") == 403
     assert answer(server, method, path, length, kind, "Origin: null") == 403
@@ -117,7 +117,10 @@ def test_no_body_from_a_website_is_waited_for(
 def test_a_body_that_is_said_to_be_too_large_is_not_read(
     guarded: HttpServer, method: str, path: str
 ) -> None:
-    length, token = f"Content-Length: {door.MOST_BYTES + 1}", f"Authorization: Bearer {CHANGE}"
+    length, token = (
+        f"Content-Length: {access_middleware.MOST_BYTES + 1}",
+        f"Authorization: Bearer {CHANGE}",
+    )
     assert answer(guarded, method, path, length, token) == 413
 
 
@@ -149,20 +152,20 @@ def test_of_many_faults_the_first_are_told(guarded: HttpServer) -> None:
 def test_a_body_that_becomes_too_large_is_read_no_further(
     guarded: HttpServer, method: str, path: str
 ) -> None:
-    parts = (b"x" * 65536 for _ in range(2 * door.MOST_BYTES // 65536))
+    parts = (b"x" * 65536 for _ in range(2 * access_middleware.MOST_BYTES // 65536))
     with client(guarded, CHANGE) as allowed:
         refused = allowed.request(
             method, path, content=parts, headers={"Content-Type": "application/json"}
         )
     assert refused.status_code == 413
-    assert str(SMALL.get(path, door.MOST_BYTES)) in refused.json()["error"]
+    assert str(SMALL.get(path, access_middleware.MOST_BYTES)) in refused.json()["error"]
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
 def test_a_body_that_does_not_come_is_waited_for_no_longer_than_it_may_take(
     guarded: HttpServer, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    monkeypatch.setattr(door, "BODY_WITHIN_S", 0.2)
+    monkeypatch.setattr(access_middleware, "BODY_WITHIN_S", 0.2)
     token = f"Authorization: Bearer {CHANGE}"
     assert answer(guarded, method, path, "Content-Length: 100", token, body=b"{") == 408
 
@@ -521,12 +524,12 @@ def test_nobody_waits_for_those_who_are_slow_to_send(
 def test_all_bodies_together_may_have_so_much(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MOST_HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(access_middleware, "MOST_HELD_BYTES", 1 << 20)
     server = opened(Naming())
     head = (
         f"POST /requests HTTP/1.1\r\nHost: {HOST}:{server.port}\r\nContent-Length: 1000000\r\n\r\n"
     )
-    large, small = b"x" * 500_000, b"x" * door.FREE_BYTES
+    large, small = b"x" * 500_000, b"x" * access_middleware.FREE_BYTES
     with client(server) as other:
         with socket.create_connection((HOST, server.port)) as slow:
             slow.sendall(head.encode() + 900_000 * b"x")
@@ -542,7 +545,7 @@ def test_all_bodies_together_may_have_so_much(
 def test_of_bodies_that_are_too_much_together_some_are_taken(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MOST_HELD_BYTES", 16 << 20)
+    monkeypatch.setattr(access_middleware, "MOST_HELD_BYTES", 16 << 20)
     with client(opened(Naming())) as allowed, ThreadPoolExecutor(8) as threads:
         body = (6 << 20) * b"x"
         answers = [threads.submit(allowed.post, "/requests", content=body) for _ in range(8)]

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from blackbox.config.wiring import kafka
-from blackbox.engine.hidden import WARN_AFTER_S, Hidden
+from blackbox.engine.hidden_records import WARN_AFTER_S, HiddenRecords
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard
 from tests.world import World, until
@@ -21,7 +21,7 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     metrics = Metrics()
     shards = [Shard(world.requests, 0), Shard(world.requests, 1)]
     access = kafka(world.settings())
-    hidden = Hidden(access, metrics, lambda: shards, lambda: now_s[0])
+    hidden = HiddenRecords(access, metrics, lambda: shards, lambda: now_s[0])
 
     def seen(shard: Shard) -> tuple[float | None, float | None]:
         positions, value = {"shard": str(shard)}, metrics.registry.get_sample_value
@@ -29,7 +29,7 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
         return value(names[0], positions), value(names[1], positions)
 
     def looked() -> tuple[float | None, float | None]:
-        hidden.look()
+        hidden.check()
         return seen(shards[0])
 
     world.ask(3, within_s=0, partition=0)

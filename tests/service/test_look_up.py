@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from blackbox import Client
 from blackbox.admin.admin import Admin
-from blackbox.core.journal_search import NEAR, LookupLimit
+from blackbox.core.journal_search import NEAR, ReadLimit
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch
 from blackbox.core.request_status import RequestStatus
@@ -216,7 +216,7 @@ def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothin
     fill(year, 2 * NEAR)
     year.pass_to(year.began_ms)
     assert found(admin, year, 0).state == "ended"
-    monkeypatch.setattr("blackbox.admin.lookup.LookupLimit", partial(LookupLimit, records=1000))
+    monkeypatch.setattr("blackbox.admin.lookup.ReadLimit", partial(ReadLimit, records=1000))
     status = found(admin, year, 0)
     assert (status.state, "blackbox audit" in (status.detail or "")) == ("undetermined", True)
     done = admin.cancel(status.id)

@@ -13,14 +13,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from tests.world import (
-    PARTITIONS,
-    SESSION_S,
-    ServiceProcess,
-    World,
-    both_engines_at_length,
-    until,
-)
+from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 

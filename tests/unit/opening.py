@@ -25,7 +25,7 @@ def delivered(*offsets: int, at_ms: int = 1, read: int = 0) -> Receipt:
 
 def counts(recovered: Recovered) -> tuple[int, int, int]:
     """Outcomes applied, outcomes found void, requests lost to retention."""
-    return recovered.outcomes, recovered.void, recovered.gone
+    return recovered.outcomes, recovered.missing, recovered.gone
 
 
 def barriers(journal: FakeJournal) -> list[Receipt]:

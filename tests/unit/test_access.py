@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Consumer
 
 from blackbox.journal import kafka_access
-from blackbox.journal.kafka_access import OURS, ConnectionMonitor, KafkaAccess
+from blackbox.journal.kafka_access import FIXED_SETTINGS, ConnectionMonitor, KafkaAccess
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", FIXED_SETTINGS)
 def test_a_setting_that_the_guarantees_rest_on_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be set"):
         KafkaAccess("127.0.0.1:1", "unit", {name: "x"}).check()

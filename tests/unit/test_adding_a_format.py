@@ -14,7 +14,7 @@ from blackbox.records.request import Invalid, Reason, Record, Request
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-format.md").read_text()
 [SOURCE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-[ROW] = re.findall(r'^    "note": (Known\(.*\)),$', PAGE, re.MULTILINE)
+[ROW] = re.findall(r'^    "note": (FormatDescription\(.*\)),$', PAGE, re.MULTILINE)
 NOW_MS = 1_769_842_700_000
 
 
@@ -23,7 +23,9 @@ def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> formats.Format:
     """The format of the page, added to the product as the page says, and removed after the test."""
     (tmp_path / "note.py").write_text(SOURCE)
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    monkeypatch.setitem(formats.FORMATS, "note", eval(ROW, {"Known": formats.Known}))
+    monkeypatch.setitem(
+        formats.FORMATS, "note", eval(ROW, {"FormatDescription": formats.FormatDescription})
+    )
     given = {"kafka_bootstrap_servers": "localhost:1", "redis_url": "redis://localhost:1"}
     return formats_of(Settings(**given, request_topics="notes:note"))["notes"]  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from blackbox.core.recovery import Recovery
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.shared import Shared
+from blackbox.index.shared_state import SharedState
 from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
 from blackbox.records.entry import decode
@@ -51,7 +51,7 @@ def make_intake(
         path.write_text(rules)
         indexes.append(ShardIndex(SHARD, connections, grace_s=GRACE_S))
         indexes[-1].load()
-        admission = CallerAdmission(RulesFile(path), Shared(connections), lambda: [SHARD])
+        admission = CallerAdmission(RulesFile(path), SharedState(connections), lambda: [SHARD])
         return Intake(format, indexes[-1], None, admission)
 
     yield make
@@ -171,7 +171,7 @@ def test_a_request_that_recurs_for_long_leaves_nothing_behind(
 def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
     open_shard: Open, journal: FakeJournal, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.index.shared.time.time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr("blackbox.index.shared_state.time.time_ns", lambda: NOW_MS * 1_000_000)
     written(journal, 10)
     open_shard(FEW)
     counted = Keys(SHARD).of("shop")
@@ -201,9 +201,9 @@ def test_what_is_put_off_counts_as_pending(
     ]
     intake.apply(Batch(0, 10, records), long_ago_ms)
     index.defer(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
-    assert Shared(connections).pending("shop", [SHARD]) == 10
+    assert SharedState(connections).pending("shop", [SHARD]) == 10
     index.settle(dict.fromkeys(range(4)), 1)
-    assert Shared(connections).pending("shop", [SHARD]) == 6
+    assert SharedState(connections).pending("shop", [SHARD]) == 6
 
 
 def test_behind_many_that_are_late_those_that_ended_are_found_too(
@@ -221,7 +221,7 @@ def test_behind_many_that_are_late_those_that_ended_are_found_too(
     intake.apply(Batch(0, 2500, records), NOW_MS)
     index.settle(dict.fromkeys(range(2000, 2500)), 1)  # as recovery, which knows no callers
 
-    shared = Shared(connections)
+    shared = SharedState(connections)
     assert [shared.pending("shop", [SHARD]) for _ in range(4)] == [2500, 2500, 2000, 2000]
     index.settle(dict.fromkeys(range(100)), 2)
     assert 1900 in [shared.pending("shop", [SHARD]) for _ in range(3)]
@@ -230,7 +230,7 @@ def test_behind_many_that_are_late_those_that_ended_are_found_too(
 def test_however_many_seconds_are_counted_only_the_latest_are_kept(
     connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:
-    shared = Shared(connections)
+    shared = SharedState(connections)
     for hour in range(1500):
         shared.count({Second("requests", "shop", 3600 * hour): 1})
     assert len(client.keys()) == 1

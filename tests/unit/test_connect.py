@@ -34,7 +34,7 @@ def test_shards_are_asked_for_again_soon_after_brokers_that_did_not_answer(
     clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()
     monkeypatch.setattr(wiring, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     shards = wiring._Shards(kafka(load(kafka_bootstrap_servers="127.0.0.1:1")), ["TB"])
-    monkeypatch.setattr(shards, "_asked", brokers)
+    monkeypatch.setattr(shards, "_brokers", brokers)
 
     assert shards() == shards() == []
     assert brokers.asked == 1

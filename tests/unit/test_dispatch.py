@@ -14,26 +14,16 @@ import redis
 
 from blackbox.core import parking
 from blackbox.core.dispatch import Dispatch, Dispatched
-from blackbox.core.due_batch import (
-    LONGEST_RETRY_MS,
-    MOST_LETTER_BYTES,
-    MOST_LETTER_SPAN,
-    QUEUED,
-)
+from blackbox.core.due_batch import LONGEST_RETRY_MS, MOST_LETTER_BYTES, MOST_LETTER_SPAN, QUEUED
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
-from blackbox.core.triage import (
-    ALONE_PER_TICK,
-    LETTER_LATER_MS,
-    RECORD_GONE,
-    Triage,
-)
+from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
 from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
-from blackbox.index.shared import Shared
+from blackbox.index.shared_state import SharedState
 from blackbox.records import entry as entries
 from blackbox.records import topic_limits
 from blackbox.records.entry import Entry
@@ -283,7 +273,7 @@ def test_a_cancelled_request_is_never_delivered(
 
 
 def in_doubt(index: ShardIndex, *offsets: int, outcome: str = "delivered") -> None:
-    index.doubt({o: Claim(o, outcome, "elsewhere/0", 7, "") for o in offsets})
+    index.mark_doubtful({o: Claim(o, outcome, "elsewhere/0", 7, "") for o in offsets})
 
 
 def test_what_is_in_doubt_and_was_delivered_is_told_and_not_sent(
@@ -616,7 +606,7 @@ def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
     pend(to(), to("bills"))
-    shared = Shared(connections)
+    shared = SharedState(connections)
     shared.pause("orders", NOW_MS, [SHARD])
     dispatch.tick(NOW_MS)
     assert [o.topic for o in writer.committed] == ["bills"]
@@ -638,7 +628,7 @@ def test_what_waits_for_its_target_is_touched_no_more_until_that_is_there(
         did = dispatch.tick(NOW_MS + number)
         assert (did.retried, did.oldest_ms, did.pending) == (0, NOW_MS + 9, 6)
     assert held(client) == parked
-    assert Inspector(index.connections).look_up(SHARD, 0).next_try_ms is None  # type: ignore[union-attr]
+    assert Inspector(index.connections).pending_at(SHARD, 0).next_try_ms is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("is_opened_anew", [False, True])
@@ -720,7 +710,7 @@ def test_a_resumed_target_does_not_wait_for_the_end_of_a_load_for_others(
 def test_a_target_that_is_paused_again_takes_no_turn_of_others(
     make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
-    shared = Shared(connections)
+    shared = SharedState(connections)
     shared.pause("orders", NOW_MS, [SHARD])
     dispatch = make(batch_limit=4)
     pend(*(to() for _ in range(20)))
@@ -866,7 +856,7 @@ def test_who_takes_a_shard_over_leaves_what_is_paused_alone(
     make: Make, pend: Pend, client: Any, connections: redis.ConnectionPool
 ) -> None:
     pend(*(to() for _ in range(5)))
-    shared = Shared(connections)
+    shared = SharedState(connections)
     shared.pause("orders", NOW_MS, [SHARD])
     make().tick(NOW_MS)
     parked = held(client)
@@ -1038,7 +1028,7 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
 ) -> None:  # fmt: skip
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 1")
-    pace = TargetRates(RulesFile(rules), Shared(connections))
+    pace = TargetRates(RulesFile(rules), SharedState(connections))
     pend(*(to() for _ in range(20)))
     for later_s in range(10):
         writer.before["commit"] = JournalLost("no answer")
@@ -1056,7 +1046,7 @@ def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
 ) -> None:
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 10")
-    dispatch = make(pace=TargetRates(RulesFile(rules), Shared(connections)))
+    dispatch = make(pace=TargetRates(RulesFile(rules), SharedState(connections)))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):
@@ -1292,7 +1282,7 @@ def test_letters_stay_aside_while_their_topic_is_paused(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
     pend(*(invalid() for _ in range(3)))
-    shared = Shared(connections)
+    shared = SharedState(connections)
     shared.pause(LETTERS, NOW_MS, [SHARD])
     assert dispatch.tick(NOW_MS).retried == 3
     for _ in range(3):

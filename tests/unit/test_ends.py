@@ -35,7 +35,7 @@ def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
     def by_leader(
         partitions: Sequence[Partition],
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        asked.append(ends._ask())
+        asked.append(ends._asking_consumer())
         if len(asked) < 3:
             raise JournalLost("no answer")
         return {GOOD: 7}, {BAD: JournalLost("it hangs")}

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from blackbox.core.journal_lookup import JournalLookup
-from blackbox.core.journal_search import CLOCKS_APART_MS, LimitReached, LookupLimit
+from blackbox.core.journal_search import CLOCKS_APART_MS, LimitReached, ReadLimit
 from blackbox.core.request_status import Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
@@ -16,7 +16,7 @@ from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import carry_on
 from blackbox.records.receipt import DOUBTFUL, Receipt
-from blackbox.records.recurrence import marked
+from blackbox.records.recurrence import next_request_headers
 from blackbox.records.request import Headers, Record, Shard, request_id
 from tests.fakes import FakeJournal
 
@@ -55,10 +55,10 @@ class Town:
     def status(self, offset: int) -> RequestStatus:
         return self.lookup().status(offset)
 
-    def lookup(self, limit: LookupLimit | None = None) -> JournalLookup:
+    def lookup(self, limit: ReadLimit | None = None) -> JournalLookup:
         format = Countdown(Options(max_countdown_s=10**8, own_topics=lambda name: False))
         now_ms = BEGAN_MS + HOUR_MS
-        return JournalLookup(SHARD, self.journal, format, now_ms, limit=limit or LookupLimit())
+        return JournalLookup(SHARD, self.journal, format, now_ms, limit=limit or ReadLimit())
 
 
 def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
@@ -209,7 +209,7 @@ def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on
     assert (status.id, status.target) == (request_id(SHARD, offset), "orders")
     assert town.status(ended).state == "unknown"
     with pytest.raises(LimitReached):
-        town.lookup(LookupLimit(records=0)).status(ended)
+        town.lookup(ReadLimit(records=0)).status(ended)
 
 
 def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> None:
@@ -237,7 +237,10 @@ def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
 
 
 def _marked(offset: int) -> Headers:
-    return [(name, str(value).encode()) for name, value in marked([], SHARD.source(offset))]
+    return [
+        (name, str(value).encode())
+        for name, value in next_request_headers([], SHARD.source(offset))
+    ]
 
 
 def _replaces(offset: int) -> Headers:
@@ -251,11 +254,11 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
         town.deliver(1000)
     asked = town.lookup().own_record(offset)
     with pytest.raises(LimitReached):
-        town.lookup(LookupLimit(records=5)).outcome(asked)
+        town.lookup(ReadLimit(records=5)).outcome(asked)
     ticks = iter(range(100))
     with pytest.raises(LimitReached):
-        town.lookup(LookupLimit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
-    assert town.lookup(LookupLimit(records=10)).outcome(asked) is None
+        town.lookup(ReadLimit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
+    assert town.lookup(ReadLimit(records=10)).outcome(asked) is None
 
 
 def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
@@ -268,7 +271,7 @@ def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_reques
             Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
         )
     town.journal.first_request = 1000
-    limit = LookupLimit(records=100)
+    limit = ReadLimit(records=100)
     lookup = town.lookup(limit)
     outcome = lookup.outcome(lookup.own_record(700))
     assert outcome is not None
@@ -295,7 +298,7 @@ def test_what_a_cold_request_became_is_looked_for_where_promotion_writes_it() ->
     for _ in range(2 * 3600):
         town.journal.request_records.append(None)
     near = town.carry(offset)
-    lookup = town.lookup(LookupLimit(records=10))
+    lookup = town.lookup(ReadLimit(records=10))
     town.journal.calls.clear()
     assert lookup.carried_nearby(lookup.own_record(offset), CLOCKS_APART_MS) == near
     assert town.journal.calls == [f"requests {near} to {near + 1}"]

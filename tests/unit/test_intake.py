@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from blackbox.core.intake import Intake, Taken
-from blackbox.core.marks import Shortened, replaced
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Positions, Tail
+from blackbox.core.receipt_history import Shortened, replaced
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
@@ -224,6 +224,6 @@ def test_a_timestamp_of_the_broker_that_is_later_than_our_clocks_is_told(
 ) -> None:
     last = Record(0, NOW_MS + by_ms, None, b"{}", [], has_broker_time=is_stamped)
     assert (
-        parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).broker_ahead_ms
+        parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).kafka_ahead_ms
         == told
     )

@@ -178,7 +178,7 @@ def owner(part: Part) -> Iterator[ShardOwner]:
     hold = ShardSession(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
     owner = ShardOwner(
         SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
-        opened=lambda *_: None, doubted=lambda _: None, ended=lambda _: None,
+        opened=lambda *_: None, closed=lambda _: None, ended=lambda _: None,
     )  # fmt: skip
     owner.start()
     until("it is open", lambda: owner.is_open)

@@ -90,8 +90,8 @@ def test_a_shard_that_fell_behind_shows_the_age_of_its_oldest_request(metrics: M
 
 
 def test_recoveries_are_counted_with_what_they_found(metrics: Metrics) -> None:
-    metrics.recovered(SHARD, Recovered(outcomes=100, void=2, gone=7))
-    metrics.recovered(SHARD, Recovered(outcomes=0, void=0, gone=0))
+    metrics.recovered(SHARD, Recovered(outcomes=100, missing=2, gone=7))
+    metrics.recovered(SHARD, Recovered(outcomes=0, missing=0, gone=0))
     found = [
         value(metrics, f"blackbox_{n}_total", shard="TB-3") for n in ("recoveries", "void", "gone")
     ]
@@ -133,7 +133,7 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
             pending=10,
         )
         metrics.dispatched(shard, did, NOW_MS)
-        metrics.recovered(shard, Recovered(outcomes=100, void=2, gone=7))
+        metrics.recovered(shard, Recovered(outcomes=100, missing=2, gone=7))
         metrics.positions(shard, Positions(requests=40, receipts=9))
         metrics.show(shard, shard_open=True)
     return metrics

@@ -3,25 +3,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.engine.oscillator import BATCH, begun
+from blackbox.engine.oscillator import BATCH, seconds_to_write
 
 seconds = st.integers(0, 1 << 33)
 clocks_ms = st.lists(st.integers(0, 100_000_000), min_size=1, max_size=50)
 
 
 def test_a_second_is_due_as_soon_as_it_has_begun() -> None:
-    assert list(begun(17, 17_999)) == []
-    assert list(begun(17, 18_000)) == [18]
+    assert list(seconds_to_write(17, 17_999)) == []
+    assert list(seconds_to_write(17, 18_000)) == [18]
 
 
 def test_a_gap_is_filled_in_batches() -> None:
-    assert begun(0, 25_000_000) == range(1, BATCH + 1)
-    assert begun(2 * BATCH, 25_000_000) == range(2 * BATCH + 1, 25_001)
+    assert seconds_to_write(0, 25_000_000) == range(1, BATCH + 1)
+    assert seconds_to_write(2 * BATCH, 25_000_000) == range(2 * BATCH + 1, 25_001)
 
 
 @given(seconds, seconds)
 def test_nothing_is_due_that_has_not_begun_or_was_written(last: int, now: int) -> None:
-    due = begun(last, now * 1000)
+    due = seconds_to_write(last, now * 1000)
     assert all(last < second <= now for second in due)
     assert bool(due) == (now > last)
 
@@ -31,6 +31,6 @@ def test_whatever_the_clock_does_seconds_come_once_and_in_order(clock_ms: list[i
     first = clock_ms[0] // 1000
     written = [first]
     for now_ms in clock_ms:
-        while due := begun(written[-1], now_ms):
+        while due := seconds_to_write(written[-1], now_ms):
             written += due
     assert written == list(range(first, max(clock_ms) // 1000 + 1))

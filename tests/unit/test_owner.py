@@ -87,7 +87,7 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
         wake_up=wake_up,
         stuck_after_s=60,
         opened=lambda o, offset: calls.append(("opened", offset)),
-        doubted=lambda o: calls.append(("doubted", o)),
+        closed=lambda o: calls.append(("closed", o)),
         ended=lambda o: calls.append(("ended", o)),
     )
     yield owner
@@ -131,9 +131,9 @@ def test_a_doubt_is_recovered_from_even_when_closing_fails(
 ) -> None:
     owner.start()
     part.ticks.get(timeout=ANSWER_S)
-    owner.doubt(PositionsMoved("gone back"))
+    owner.recover(PositionsMoved("gone back"))
     until("it opens again", lambda: len(calls) >= 3)
-    assert [name for name, _ in calls[:3]] == ["opened", "doubted", "opened"]
+    assert [name for name, _ in calls[:3]] == ["opened", "closed", "opened"]
 
 
 def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
@@ -142,7 +142,7 @@ def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
     taken: list[bool] = []
 
     def is_in_doubt() -> None:
-        owner.doubt(PositionsMoved("gone back"))
+        owner.recover(PositionsMoved("gone back"))
         taken.append(owner.take(NOTHING))
 
     part.during = [lambda: None, is_in_doubt]

@@ -71,11 +71,11 @@ def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_read
     owners._owners[SHARD] = successor
 
     owners._opened(replaced, 7)
-    owners._doubted(replaced)
+    owners._closed(replaced)
     assert told == []
 
     owners._opened(successor, 7)
-    owners._doubted(successor)
+    owners._closed(successor)
     assert told == [(SHARD, 7), SHARD]
 
 
@@ -120,7 +120,7 @@ def test_a_shard_that_was_lost_may_be_gained_again(owners: ShardPool) -> None:
 def test_shards_that_are_not_owned_are_no_matter(owners: ShardPool, told: list[object]) -> None:
     owners.lose([])
     owners.lose([SHARD])
-    owners.doubt(SHARD, ValueError("whatever"))
+    owners.recover(SHARD, ValueError("whatever"))
     owners.poll()
     assert told == []
 

@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.core.plan import (
-    Carried,
-    Change,
-    Cold,
-    Gap,
-    Named,
-    Plan,
-    Positions,
-    Replacement,
-    View,
-)
+from blackbox.core.plan import Carried, Change, Cold, Gap, Named, Plan, Positions, Replacement, View
 from blackbox.core.resolve import resolve
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel

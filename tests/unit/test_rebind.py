@@ -204,7 +204,7 @@ def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_know
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
-    empty_index.doubt({0: Claim(0, "delivered", "orders/0", 7, "")})
+    empty_index.mark_doubtful({0: Claim(0, "delivered", "orders/0", 7, "")})
     journal.append(delivered(1))
     journal.unreadable = {0, 1}
 
@@ -222,7 +222,7 @@ def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_w
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: entry()})
-    empty_index.doubt({o: Claim(o, "delivered", "orders/0", o, "") for o in (0, 1)})
+    empty_index.mark_doubtful({o: Claim(o, "delivered", "orders/0", o, "") for o in (0, 1)})
     store(empty_index, 3, 4, {3: Cancel("a")})
     journal.absent = {0}
     journal.append(

@@ -11,8 +11,8 @@ import pytest
 from blackbox.core.bits import SEGMENT
 from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.intake import Intake, Rebuild, Taken
-from blackbox.core.marks import Shortened
 from blackbox.core.plan import Batch, Binding, Positions
+from blackbox.core.receipt_history import Shortened
 from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import OLDER
@@ -103,7 +103,7 @@ def test_of_two_marks_the_newer_one_counts(
 def test_a_mark_is_found_however_many_receipts_came_after_it(
     recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blackbox.core.marks.TAIL", 2)
+    monkeypatch.setattr("blackbox.core.receipt_history.FIRST_STRETCH", 2)
     asked(*(request() for _ in range(50)))
     journal.append(mark(45, 0))
     for offset in range(45):

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.records.receipt import DOUBTFUL, Mark, NotAReceipt, Receipt, decode, encode, settled
+from blackbox.records.receipt import (
+    DOUBTFUL,
+    Mark,
+    NotAReceipt,
+    Receipt,
+    decode,
+    encode,
+    without_void,
+)
 
 offsets = st.integers(0, 2**62)
 offset_lists = st.lists(offsets, max_size=5)
@@ -111,7 +119,7 @@ def barrier(*void: int) -> Receipt:
 
 
 def ended(*in_order: Receipt) -> list[list[int]]:
-    return [sorted(receipt.removals()) for _, receipt in settled(enumerate(in_order))]
+    return [sorted(receipt.removals()) for _, receipt in without_void(enumerate(in_order))]
 
 
 def test_an_outcome_declared_void_later_did_not_happen() -> None:
@@ -138,4 +146,4 @@ def test_a_void_reaches_as_far_back_as_recovery_may_leave_doubt() -> None:
 def test_receipts_stay_in_order_and_complete(journal: list[list[int]]) -> None:
     without_voids = [delivered(*offsets) for offsets in journal]
 
-    assert list(settled(enumerate(without_voids))) == list(enumerate(without_voids))
+    assert list(without_void(enumerate(without_voids))) == list(enumerate(without_voids))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from blackbox.core.barrier import ROUNDS, TAIL
+from blackbox.core.barrier import ATTEMPTS, FIRST_STRETCH
 from blackbox.core.intake import Intake, Rebuild, Taken
 from blackbox.core.plan import Batch, Positions
 from blackbox.core.recovery import Recovery
@@ -190,7 +190,7 @@ def test_only_the_last_receipt_is_doubted(
     journal.append(delivered(1))
     journal.absent = {0}
 
-    assert recovery.open().void == 0
+    assert recovery.open().missing == 0
     assert held(client).due == []
 
 
@@ -202,7 +202,7 @@ def test_a_receipt_that_redis_knows_already_is_no_witness(
     journal.absent = {0}
     empty_index.begin(Positions(0, 2))
 
-    assert recovery.open().void == 0
+    assert recovery.open().missing == 0
     assert barriers(journal)[0].void == []
 
 
@@ -212,9 +212,9 @@ def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
     asked(request())
     journal.append(delivered(0))
     journal.absent = {0}
-    journal.receipt_records += [None] * (3 * TAIL)
+    journal.receipt_records += [None] * (3 * FIRST_STRETCH)
 
-    assert recovery.open().void == 1
+    assert recovery.open().missing == 1
     assert held(client).offsets() == [0]
 
 
@@ -279,7 +279,7 @@ def test_a_receipt_that_came_in_between_is_doubted_as_well(
 def test_owners_that_keep_writing_stop_the_recovery(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
-    journal.interlopers = [delivered() for _ in range(ROUNDS)]
+    journal.interlopers = [delivered() for _ in range(ATTEMPTS)]
 
     with pytest.raises(RecoveryRequired, match="other owners kept writing receipts; starting over"):
         recovery.open()
@@ -288,13 +288,13 @@ def test_owners_that_keep_writing_stop_the_recovery(
 def test_the_last_round_is_still_good_enough(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(ROUNDS)))
+    asked(*(request() for _ in range(ATTEMPTS)))
     journal.append(delivered(0))
-    journal.interlopers = [delivered(n) for n in range(1, ROUNDS)]
-    journal.absent = set(range(ROUNDS))
+    journal.interlopers = [delivered(n) for n in range(1, ATTEMPTS)]
+    journal.absent = set(range(ATTEMPTS))
 
-    assert counts(recovery.open()) == (0, ROUNDS, 0)
-    assert held(client).offsets() == list(range(ROUNDS))
+    assert counts(recovery.open()) == (0, ATTEMPTS, 0)
+    assert held(client).offsets() == list(range(ATTEMPTS))
 
 
 def test_a_position_that_moves_meanwhile_is_never_written_back(

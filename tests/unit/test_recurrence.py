@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blackbox.formats import Options, make_format
 from blackbox.records.entry import Entry
-from blackbox.records.recurrence import LOOKS_AHEAD_YEARS, asked_again, cron, every, next_ms
+from blackbox.records.recurrence import LOOKS_AHEAD_YEARS, cron, every, next_ms, next_request_value
 from blackbox.records.request import Record, Request
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -100,7 +100,7 @@ def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry
     )
     headers = [(name, value) for name, value in entry.headers if not isinstance(value, str)]
     callers = [("CALLER_SERVICE", b"shop")] if entry.caller else []
-    value = asked_again(entry, NOW_MS + 10)
+    value = next_request_value(entry, NOW_MS + 10)
     asked = format.parse(Record(9, NOW_MS + 20, None, value, callers + headers), NOW_MS + 30)
     assert isinstance(asked, Request), asked
     due_ms = next_ms(entry.recurs or "", NOW_MS, NOW_MS + 10)

@@ -17,20 +17,22 @@ import pytest
 
 from blackbox.cli.terminal import printable
 from blackbox.jobs.load import pieces, rows
-from blackbox.jobs.load.pieces import KINDS, UnusableFile, cut
-from blackbox.jobs.load.rows import Bad, Written, records
+from blackbox.jobs.load.pieces import KINDS, UnusableFile, split
+from blackbox.jobs.load.rows import BadValue, RowRecord, records
 
 DUE = datetime(2027, 1, 1, tzinfo=UTC)
 DUE_MS = 1798761600000
 
 
-def read(path: Path, kind: str, caller: str | None = None) -> list[tuple[int, Written | Bad]]:
-    return [row for piece in cut(str(path), kind).pieces for row in records(piece, caller)]
+def read(
+    path: Path, kind: str, caller: str | None = None
+) -> list[tuple[int, RowRecord | BadValue]]:
+    return [row for piece in split(str(path), kind).pieces for row in records(piece, caller)]
 
 
-def only(path: Path, kind: str, caller: str | None = None) -> Written:
+def only(path: Path, kind: str, caller: str | None = None) -> RowRecord:
     [(_, row)] = read(path, kind, caller)
-    assert isinstance(row, Written), row
+    assert isinstance(row, RowRecord), row
     return row
 
 
@@ -54,7 +56,7 @@ def test_a_line_of_json_is_the_record_as_it_stands(lines: Path) -> None:
     line = b'{ "topic":"o", "message": {"n": 12.10, "big": 123456789012345678901234567890} }'
     lines.write_bytes(b"  " + line + b" \r\n")
 
-    assert only(lines, "jsonl") == Written(None, line, [])
+    assert only(lines, "jsonl") == RowRecord(None, line, [])
 
 
 def test_what_belongs_to_the_record_leaves_the_line_and_no_digit_changes(lines: Path) -> None:
@@ -62,7 +64,7 @@ def test_what_belongs_to_the_record_leaves_the_line_and_no_digit_changes(lines: 
         b'{"topic": "o", "message": {"n": 12.10, "e": 1E-400}, "caller": "shop", "record_key": "k"}'
     )
 
-    assert only(lines, "jsonl", "other") == Written(
+    assert only(lines, "jsonl", "other") == RowRecord(
         "k", b'{"topic":"o","message":{"n":12.10,"e":1E-400}}', [("CALLER_SERVICE", b"shop")]
     )
 
@@ -70,7 +72,7 @@ def test_what_belongs_to_the_record_leaves_the_line_and_no_digit_changes(lines: 
 def test_the_record_key_is_the_id(lines: Path) -> None:
     lines.write_bytes(b'{"topic": "o", "message": 1, "id": "r-1", "record_key": "k"}')
 
-    assert only(lines, "jsonl", "shop") == Written(
+    assert only(lines, "jsonl", "shop") == RowRecord(
         "r-1", b'{"topic":"o","message":1,"id":"r-1"}', [("CALLER_SERVICE", b"shop")]
     )
 
@@ -107,7 +109,7 @@ def test_pieces_of_lines_are_the_whole_with_exact_numbers(
     monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
     monkeypatch.setattr(pieces, "READ_BYTES", 16)
 
-    found = cut(str(lines), "jsonl").pieces
+    found = split(str(lines), "jsonl").pieces
 
     assert len(found) > 10
     assert [piece.start for piece in found[1:]] == [piece.end for piece in found[:-1]]
@@ -123,7 +125,7 @@ def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
     monkeypatch.setattr(pieces, "PIECE_ROWS", 17)
     monkeypatch.setattr(rows, "READ_ROWS", 5)
 
-    assert len(cut(str(path), "parquet").pieces) == 6
+    assert len(split(str(path), "parquet").pieces) == 6
     assert read(path, "parquet") == whole
 
 
@@ -137,7 +139,7 @@ def test_reading_begins_behind_any_row(kind: str, skip: int, tmp_path: Path) -> 
         path.write_text("message\n" + "\n".join(f'"{n}\n"' for n in range(30)))
     else:
         path.write_text("\n\n".join(f'{{"message": {n}}}' for n in range(30)))
-    [piece] = cut(str(path), kind).pieces
+    [piece] = split(str(path), kind).pieces
 
     assert list(records(piece, None, skip)) == list(records(piece, None))[skip:]
 
@@ -173,11 +175,11 @@ def test_a_row_of_csv_is_named_by_its_first_line(table: Path) -> None:
     found = read(table, "csv")
 
     assert [number for number, _ in found] == [2, 6, 7, 8, 9]
-    assert found[1][1] == Bad("unreadable", "1 cells, but 2 columns")
-    assert isinstance(found[2][1], Bad)
+    assert found[1][1] == BadValue("unreadable", "1 cells, but 2 columns")
+    assert isinstance(found[2][1], BadValue)
     assert found[2][1].detail.startswith("column 'message' cannot be written as JSON")
-    assert found[3][1] == Written(None, b'{"topic":"o","message":"last"}', [])
-    assert isinstance(found[4][1], Bad)
+    assert found[3][1] == RowRecord(None, b'{"topic":"o","message":"last"}', [])
+    assert isinstance(found[4][1], BadValue)
     assert found[4][1].detail.startswith("not valid CSV from here on")
 
 
@@ -235,7 +237,7 @@ def test_bytes_where_text_belongs_are_a_bad_row(tmp_path: Path) -> None:
     [(number, row)] = read(path, "parquet")
 
     assert number == 1
-    assert isinstance(row, Bad)
+    assert isinstance(row, BadValue)
     assert row.detail.startswith("column 'key' cannot be written as JSON")
 
 
@@ -246,7 +248,7 @@ def test_the_name_of_a_file_is_its_content(tmp_path: Path) -> None:
     other.write_bytes(b"{} \n")
     os.utime(other, ns=(first.stat().st_atime_ns, first.stat().st_mtime_ns))
 
-    digests = [cut(str(path), "jsonl").digest for path in (first, copy, other)]
+    digests = [split(str(path), "jsonl").digest for path in (first, copy, other)]
 
     assert digests[0] == digests[1] != digests[2]
 
@@ -255,9 +257,9 @@ def test_an_empty_file_has_no_pieces_and_no_parquet_is_named(tmp_path: Path) -> 
     empty = tmp_path / "a"
     empty.write_bytes(b"")
 
-    assert cut(str(empty), "jsonl").pieces == cut(str(empty), "csv").pieces == []
+    assert split(str(empty), "jsonl").pieces == split(str(empty), "csv").pieces == []
     with pytest.raises(UnusableFile, match=str(empty)):
-        cut(str(empty), "parquet")
+        split(str(empty), "parquet")
 
 
 def test_an_endless_line_is_refused_before_it_is_read(
@@ -267,7 +269,7 @@ def test_an_endless_line_is_refused_before_it_is_read(
     lines.write_bytes(b"{}\n[" + b"1," * (1 << 20))
 
     with pytest.raises(UnusableFile, match="line 2 is longer than 1 MiB"):
-        cut(str(lines), "jsonl")
+        split(str(lines), "jsonl")
 
 
 def test_what_is_printed_cannot_command_a_terminal() -> None:

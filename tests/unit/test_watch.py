@@ -15,7 +15,7 @@ from blackbox.config.settings import load
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.redis_monitor import PATIENT_LOOKS, RedisMonitor
+from blackbox.engine.redis_monitor import PATIENT_CHECKS, RedisMonitor
 from blackbox.records.clock import Clock
 from blackbox.records.errors import IndexLost
 from tests.contract.conftest import start_redis
@@ -89,7 +89,7 @@ def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
         (0.87, ["pause", "resume", "pause"]),
     ):
         use(client, share)
-        watch.look()
+        watch.check()
         assert told == expected, share
     assert is_paused(metrics) == 1
 
@@ -98,19 +98,19 @@ def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between
     watch: RedisMonitor, client: redis.Redis, told: list[str]
 ) -> None:
     for share, looks, expected in (
-        (0.80, PATIENT_LOOKS * 2, []),
+        (0.80, PATIENT_CHECKS * 2, []),
         (0.90, 1, ["pause"]),
-        (0.80, PATIENT_LOOKS - 1, ["pause"]),
+        (0.80, PATIENT_CHECKS - 1, ["pause"]),
         (0.90, 1, ["pause"]),
-        (0.80, PATIENT_LOOKS, ["pause"]),
+        (0.80, PATIENT_CHECKS, ["pause"]),
         (0.80, 1, ["pause", "resume"]),
         (0.90, 1, ["pause", "resume", "pause"]),
-        (0.80, PATIENT_LOOKS, ["pause", "resume", "pause"]),
+        (0.80, PATIENT_CHECKS, ["pause", "resume", "pause"]),
         (0.80, 1, ["pause", "resume", "pause", "resume"]),
     ):
         use(client, share)
         for _ in range(looks):
-            watch.look()
+            watch.check()
         assert told == expected, share
 
 
@@ -120,7 +120,7 @@ def test_it_is_said_once(
     caplog.set_level(logging.INFO, "blackbox")
     for share in (0.9, 0.9, 0.9, 0.6, 0.6):
         use(client, share)
-        watch.look()
+        watch.check()
     [full, room] = caplog.messages
     assert full.startswith("Redis has used ")
     assert full.endswith("% of maxmemory; requests wait in Kafka")
@@ -128,7 +128,7 @@ def test_it_is_said_once(
 
 
 def test_a_redis_without_a_limit_is_never_full(watch: RedisMonitor, told: list[str]) -> None:
-    watch.look()
+    watch.check()
     assert told == []
 
 
@@ -138,10 +138,10 @@ def test_a_batch_that_found_redis_full_pauses_too(
     use(client, 0.80)
     watch.pause_intake("Redis has no memory left; requests wait in Kafka until it has")
     watch.pause_intake("again")
-    watch.look()
+    watch.check()
     assert (told, is_paused(metrics)) == (["pause"], 1)
     use(client, 0.70)
-    watch.look()
+    watch.check()
     assert (told, is_paused(metrics)) == (["pause", "resume"], 0)
 
 
@@ -163,7 +163,7 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
     with ThreadPoolExecutor(2) as threads:
         full = threads.submit(watch.pause_intake, "full")
         assert pausing.wait(5)
-        look = threads.submit(watch.look)
+        look = threads.submit(watch.check)
         with pytest.raises(TimeoutError):
             look.result(timeout=0.2)
         may_go_on.set()
@@ -182,7 +182,7 @@ def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
     ahead_ms = iter((0, 5000, 5000, 0, 0, -5000, -5000))
     monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + next(ahead_ms)))
     for _ in range(7):
-        watch.look()
+        watch.check()
     said = [text for text in caplog.messages if "ms apart" in text]
     assert len(said) == 2
     skew_s = metrics.registry.get_sample_value("blackbox_redis_clock_skew_seconds")
@@ -196,7 +196,7 @@ def test_clocks_less_than_a_second_apart_are_fine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + 700))
-    watch.look()
+    watch.check()
     assert caplog.messages == []
 
 
@@ -204,7 +204,7 @@ def test_a_redis_that_does_not_answer_is_only_logged_by_a_look(
     metrics: Metrics, clock: Clock, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = watching(f"redis://127.0.0.1:{free_port()}/0", metrics, clock, told)
-    watch.look()
+    watch.check()
     [text] = caplog.messages
     assert text.startswith("Redis does not answer TIME")
     assert told == []
@@ -220,9 +220,9 @@ def test_requests_stay_paused_while_redis_does_not_answer(
     watch = watching(server.url, metrics, clock, told)
     watch.pause_intake("full")
     server.kill()
-    watch.look()
+    watch.check()
     assert told == ["pause"]
     server.start()
-    watch.look()
+    watch.check()
     server.stop()
     assert told == ["pause", "resume"]

@@ -26,12 +26,12 @@ from blackbox.support import interpreter, logs
 
 logger = logging.getLogger("blackbox.spark.dispatch")
 
-LOOK_S = 0.1
+NOTES_AWAITED_S = 0.1
 GATHER_S = 0.03
 """Intake shares the processor: fewer, larger transactions leave it more."""
 
 REPORT_S = 1.0
-FRESH_S = 3.0
+LEASE_VALID_S = 3.0
 """How old the last lease may be for a shard to be opened: a driver repeats it every second."""
 
 ABANDONED_S = 15.0
@@ -90,7 +90,7 @@ class _WindowRun:
         self._redis = RedisServers(url)
         self._bus = Bus(url, settings.group_id)
         self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
-        self._owners = ShardPool(
+        self._pool = ShardPool(
             settings,
             window.access,
             self._metrics,
@@ -99,8 +99,8 @@ class _WindowRun:
             gather_s=GATHER_S,
             lasts_s=window.length_s / 2,
         )
-        self._mine: frozenset[Shard] = frozenset()
-        self._heard_s = time.monotonic()
+        self._shards: frozenset[Shard] = frozenset()
+        self._lease_s = time.monotonic()
         self._is_over = False
         self._opened_ms: int | None = None
         self._reported: set[Shard] | None = None
@@ -108,80 +108,80 @@ class _WindowRun:
     def run(self) -> dict[str, Any]:
         """Own the shards until the window ends; returns the last report."""
         began = time.monotonic()
-        looked = reported = float("-inf")
+        polled_s = reported_s = float("-inf")
         poll_s = self._window.settings.poll_interval_ms / 1000
         try:
             self._observe()
-            self._follow(self._window.shards)
+            self._own_exactly(self._window.shards)
             while not self._is_over and time.monotonic() - began < self._window.length_s:
-                to_poll_s = max(0.0, looked + poll_s - time.monotonic())
-                self._hear(self._listener.next(min(LOOK_S, to_poll_s)))
+                to_poll_s = max(0.0, polled_s + poll_s - time.monotonic())
+                self._handle_note(self._listener.next(min(NOTES_AWAITED_S, to_poll_s)))
                 now = time.monotonic()
-                if now - looked >= poll_s:
-                    looked = now
-                    self._owners.poll()
-                has_changed = self._owners.open_shards() != self._reported
-                if has_changed or now - reported >= REPORT_S:
-                    reported = now
+                if now - polled_s >= poll_s:
+                    polled_s = now
+                    self._pool.poll()
+                has_changed = self._pool.open_shards() != self._reported
+                if has_changed or now - reported_s >= REPORT_S:
+                    reported_s = now
                     self._observe()
                     report = self._report()
                     with suppress(IndexLost):
                         self._bus.send(report_of(self._window.run), report)
-                self._is_over |= now - self._heard_s > ABANDONED_S
+                self._is_over |= now - self._lease_s > ABANDONED_S
         finally:
-            self._owners.close()
-            self._owners.lose(list(self._mine))
+            self._pool.close()
+            self._pool.lose(list(self._shards))
             report = self._report()
             self._bus.close()
             self._listener.close()
             self._redis.close()
         return report
 
-    def _hear(self, note: tuple[str, Any] | None) -> None:
+    def _handle_note(self, note: tuple[str, Any] | None) -> None:
         if note is None:
             return
         kind, content = note
         if kind == "soon":
             topic, partition, due_ms = content
-            owner = self._owners.get(Shard(topic, partition))
+            owner = self._pool.get(Shard(topic, partition))
             if owner is not None:
                 owner.wake_at(due_ms)
             return
-        self._heard_s = time.monotonic()
+        self._lease_s = time.monotonic()
         number, shards = content.get(str(self._window.group), (None, ()))
         if number is None or number > self._window.number:
             self._is_over = True
         elif number == self._window.number:
-            self._follow(frozenset(Shard(*shard) for shard in shards))
+            self._own_exactly(frozenset(Shard(*shard) for shard in shards))
 
-    def _follow(self, shards: frozenset[Shard]) -> None:
-        before, self._mine = self._mine, shards
-        self._owners.lose(list(before - shards))
+    def _own_exactly(self, shards: frozenset[Shard]) -> None:
+        before, self._shards = self._shards, shards
+        self._pool.lose(list(before - shards))
         for shard in sorted(shards - before):
-            self._owners.gain(shard)
+            self._pool.gain(shard)
 
     def _confirm(self, shard: Shard, position: int) -> None:
-        if shard not in self._mine:
+        if shard not in self._shards:
             raise RecoveryRequired(f"{shard}: given to another owner")
-        if time.monotonic() - self._heard_s > FRESH_S:
-            raise RecoveryRequired(f"{shard}: not confirmed by the driver for {FRESH_S} s")
+        if time.monotonic() - self._lease_s > LEASE_VALID_S:
+            raise RecoveryRequired(f"{shard}: not confirmed by the driver for {LEASE_VALID_S} s")
 
     def _observe(self) -> None:
         with suppress(IndexLost):
             self._clock.observe(self._redis.now_ms())
 
     def _report(self) -> dict[str, Any]:
-        is_open = self._owners.open_shards()
-        if self._opened_ms is None and self._mine and is_open >= self._mine:
+        is_open = self._pool.open_shards()
+        if self._opened_ms is None and self._shards and is_open >= self._shards:
             self._opened_ms = self._clock.earliest_ms()
         self._reported = is_open
         return {
             "group": self._window.group,
             "number": self._window.number,
-            "owned": _as_lists(self._mine),
+            "owned": _as_lists(self._shards),
             "open": _as_lists(is_open),
-            "stuck": _as_lists(self._owners.stuck()),
-            "why_not_open": [[list(s), why] for s, why in self._owners.why_not_open().items()],
+            "stuck": _as_lists(self._pool.stuck()),
+            "why_not_open": [[list(s), why] for s, why in self._pool.why_not_open().items()],
             "opened_ms": self._opened_ms,
             "at_ms": self._clock.earliest_ms(),
             "metrics": list(self._metrics.report()),

@@ -67,7 +67,7 @@ class DispatchWindows:
         self._shards: frozenset[Shard] = frozenset()
         self._count = 0
         self._number = 0
-        self._turns: dict[int, int] = {}
+        self._current: dict[int, int] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
         self._running: dict[int, RunningWindow] = {}
         self._keepers: dict[int, Thread] = {}
@@ -99,7 +99,7 @@ class DispatchWindows:
         with self._lock:
             lease = {
                 str(group): [
-                    self._turns.get(group, 0),
+                    self._current.get(group, 0),
                     [list(shard) for shard in sorted(self._shards_of(group))],
                 ]
                 for group in range(self._count)
@@ -140,7 +140,7 @@ class DispatchWindows:
                 shard
                 for window in self._running.values()
                 if max(window.heard_s, window.began_s) < long_ago_s
-                and self._turns.get(window.group) == window.number
+                and self._current.get(window.group) == window.number
                 for shard in self._shards_of(window.group)
             }
         return silent | {shard for window in self._fresh() for shard in window.stuck}
@@ -179,25 +179,25 @@ class DispatchWindows:
         pause_s = FIRST_PAUSE_S
         while present is not None or not self._stopping.is_set():
             if following is not None and following.has_ended:
-                self._explain(following, pause_s)
+                self._log_failure(following, pause_s)
                 following = None
                 pause_s = self._pause(pause_s)
             if present is not None and present.has_ended:
                 failed = present.failure is not None
-                self._explain(present, pause_s)
+                self._log_failure(present, pause_s)
                 lasted_s = time.monotonic() - present.began_s
                 present, following = following, None
                 if present is None and failed:
                     pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
             elif following is not None and following.heard_s > following.began_s:
-                self._give_turn(following)
+                self._make_current(following)
             if not self._stopping.is_set() and group < self._count:
                 if present is None:
                     present = self._launch(group)
                 elif following is None and time.monotonic() - present.began_s > self._window_s:
                     following = self._launch(group)
                 if present is not None and following is None:
-                    self._give_turn(present)
+                    self._make_current(present)
             self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
 
     def _launch(self, group: int) -> RunningWindow:
@@ -232,11 +232,11 @@ class DispatchWindows:
             running.failure = failure
         self._end(running)
 
-    def _give_turn(self, window: RunningWindow) -> None:
+    def _make_current(self, window: RunningWindow) -> None:
         with self._lock:
-            if self._turns.get(window.group) == window.number:
+            if self._current.get(window.group) == window.number:
                 return
-            self._turns[window.group] = window.number
+            self._current[window.group] = window.number
         self.renew()
 
     def _end(self, window: RunningWindow) -> None:
@@ -251,10 +251,10 @@ class DispatchWindows:
                     self.metrics.absorb(other.counted, other.counted)
             del self._running[window.number]
             for other in self._running.values():
-                self._measure(other)
+                self._measure_handover(other)
             window.has_ended = True
 
-    def _explain(self, window: RunningWindow, pause_s: float) -> None:
+    def _log_failure(self, window: RunningWindow, pause_s: float) -> None:
         if window.failure is not None and not self._stopping.is_set():
             logger.warning(
                 "dispatch group %d failed: %s; retrying in %.1f s",
@@ -271,20 +271,20 @@ class DispatchWindows:
             note = self._listener.next(LISTEN_S)
             try:
                 if note is not None:
-                    self._hear(note[1])
+                    self._take_report(note[1])
             except Exception:
                 logger.exception("cannot use a dispatch report; continuing")
 
-    def _hear(self, report: Mapping[str, Any]) -> None:
+    def _take_report(self, report: Mapping[str, Any]) -> None:
         with self._lock:
             window = self._running.get(report["number"])
             if window is None:
                 return
             window.hear(report)
             window.count(report, self.metrics)
-            self._measure(window)
+            self._measure_handover(window)
 
-    def _measure(self, window: RunningWindow) -> None:
+    def _measure_handover(self, window: RunningWindow) -> None:
         """Record how long no task owned the group's shards, once both windows have reported it."""
         number, given_up_ms = self._given_up.get(window.group, (window.number, 0))
         if window.opened_ms is not None and number < window.number:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from blackbox.config.settings import Half, Settings
 from blackbox.config.wiring import kafka, own_topics
-from blackbox.engine import hidden
+from blackbox.engine import hidden_records
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
@@ -24,7 +24,7 @@ from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.inspector import Inspector
-from blackbox.journal import unowned
+from blackbox.journal import unowned_partitions
 from blackbox.journal.membership import Membership
 from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
 from blackbox.records.clock import Clock
@@ -85,7 +85,7 @@ class SparkEngine:
         self._promotion = PromotionJob(
             settings, self._kafka, self._clock, shards=self._membership.owned
         )
-        self._hidden = hidden.Hidden(self._kafka, metrics, self._membership.owned)
+        self._hidden = hidden_records.HiddenRecords(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
@@ -120,10 +120,10 @@ class SparkEngine:
             )  # fmt: skip
             self._stream.start()
         for name, work, every_s in (
-            ("watch", self._look, 1),
-            ("hidden", self._hidden.look, hidden.LOOK_S),
+            ("watch", self._check_every_second, 1),
+            ("hidden", self._hidden.check, hidden_records.CHECKED_EVERY_S),
             ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
-            ("unowned", self._membership.look_for_unowned, unowned.LOOK_S),
+            ("unowned", self._membership.look_for_unowned, unowned_partitions.LOOK_S),
         ):
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
         self._scheduler.start()
@@ -153,7 +153,7 @@ class SparkEngine:
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Always true: a driver that cannot go on ends by itself, see `_look`."""
+        """Always true: a driver that cannot go on ends by itself, see `_check_every_second`."""
         return True
 
     def is_ready(self) -> bool:
@@ -204,7 +204,7 @@ class SparkEngine:
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
 
-    def _look(self) -> None:
+    def _check_every_second(self) -> None:
         """Once a second: check Spark, Redis' clock and memory, and commit the positions for lag monitors."""
         try:
             slots = self._count_slots()
@@ -217,7 +217,7 @@ class SparkEngine:
             with self._lock:
                 self._slots = slots
                 self._assign()
-        self._monitor.look()
+        self._monitor.check()
         self._note_positions()
 
     def _note_positions(self) -> None:
@@ -227,7 +227,7 @@ class SparkEngine:
             }
         except RecoveryRequired:  # the task that opens or reads the shard reports it
             return
-        self._membership.note(
+        self._membership.commit_later(
             {shard: found.requests for shard, found in positions.items() if found is not None}
         )
 

@@ -18,7 +18,7 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark.checkpoint import Checkpoint
 from blackbox.engine.spark.intake_task import IntakeTask, Stored
-from blackbox.engine.spark.kafka_source import FORMAT, RANGES, kafka_source, reachable, spelled
+from blackbox.engine.spark.kafka_source import FORMAT, RANGES, for_spark, kafka_source, reachable
 from blackbox.engine.spark.left_out import LeftOut
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ends import Ends
@@ -39,7 +39,7 @@ SETTLE_S = 0.3
 ASKED_AT_ONCE = 8
 MISSING_S = 1.0
 """How often the shards that are not read are tried while others are read."""
-TRIED_RECORDS = 4000
+CAUGHT_UP_RECORDS = 4000
 """How many records of a shard that was left behind are read, to see whether it can be read."""
 
 TRIES = 4
@@ -73,8 +73,8 @@ class IntakeStream:
         self._wanted: frozenset[Shard] = frozenset()
         self._assigned: frozenset[Shard] = frozenset()
         self._in_query: frozenset[Shard] = frozenset()
-        self._behind: dict[Shard, str] = {}
-        self._silent: dict[Shard, str] = {}
+        self._why_behind: dict[Shard, str] = {}
+        self._why_silent: dict[Shard, str] = {}
         self._left_out = LeftOut(self.access)
         self._ends = Ends(self.access)
         self._stopping = Event()
@@ -97,7 +97,7 @@ class IntakeStream:
 
     def why_not_read(self) -> dict[Shard, str]:
         """The reason for each shard that is to be read and cannot be."""
-        return self._silent | self._behind | self._left_out.why()
+        return self._why_silent | self._why_behind | self._left_out.why()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -133,7 +133,7 @@ class IntakeStream:
         wanted = self._wanted
         self._left_out.retain_only(wanted)
         starts = self._starts(wanted)
-        self._behind = {}
+        self._why_behind = {}
         self._show_unread(wanted)
         if not starts:
             self._changed.wait(LOOK_S)
@@ -161,17 +161,17 @@ class IntakeStream:
         self._log_silent({Shard(*at): why for at, why in silent.items()})
         self._show_unread(self._in_query)
         tried = [
-            Range(*at, start, min(ends[at], start + TRIED_RECORDS))
+            Range(*at, start, min(ends[at], start + CAUGHT_UP_RECORDS))
             for at, start in starts.items()
-            if at in ends and Shard(*at) in self._behind
+            if at in ends and Shard(*at) in self._why_behind
         ]
         if not tried:
             return False
         with self._in_batch:
             rows = self.session.createDataFrame(tried, RANGES)
-            self._account_for(reports(rows.mapInArrow(self._task, REPORT).collect()))
+            self._record_stored(reports(rows.mapInArrow(self._task, REPORT).collect()))
         return any(
-            Shard(one.topic, one.partition) not in self._behind
+            Shard(one.topic, one.partition) not in self._why_behind
             and one.end < ends[one.topic, one.partition]
             for one in tried
         )
@@ -182,7 +182,7 @@ class IntakeStream:
             self.metrics.show(shard, shard_unread=shard in why_not)
 
     def _log_silent(self, silent: dict[Shard, str]) -> None:
-        before, self._silent = self._silent, silent
+        before, self._why_silent = self._why_silent, silent
         for shard in silent.keys() - before.keys():
             logger.warning("%s cannot be read: %s; the other shards continue", shard, silent[shard])
         for shard in before.keys() - silent.keys():
@@ -192,7 +192,7 @@ class IntakeStream:
         """The start offset of each shard that can be read now."""
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
             found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
-        starts = self._given({shard: at for shard, at in found.items() if isinstance(at, int)})
+        starts = self._readable({shard: at for shard, at in found.items() if isinstance(at, int)})
         for shard, failure in found.items():
             if isinstance(failure, RecoveryRequired):
                 missing = len(wanted) - len(starts)
@@ -205,9 +205,9 @@ class IntakeStream:
     def _may_be_read(self, missing: Iterable[Shard]) -> bool:
         """Whether one of these shards, which could not be read when the query started, now can be."""
         found = {shard: self._start_of(shard) for shard in missing}
-        return bool(self._given({s: at for s, at in found.items() if isinstance(at, int)}))
+        return bool(self._readable({s: at for s, at in found.items() if isinstance(at, int)}))
 
-    def _given(self, starts: dict[Shard, int]) -> dict[Shard, int]:
+    def _readable(self, starts: dict[Shard, int]) -> dict[Shard, int]:
         """The shards that are not left out because Kafka does not answer."""
         self._left_out.check(starts)
         return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
@@ -230,7 +230,7 @@ class IntakeStream:
         with closing(Checkpoint()) as checkpoint:
             ranges = (
                 self.session.readStream.format(FORMAT)
-                .option("startingOffsets", orjson.dumps(spelled(starts)).decode())
+                .option("startingOffsets", orjson.dumps(for_spark(starts)).decode())
                 .option("maxOffsetsPerTrigger", BATCH_RECORDS)
                 .option("tasks", self.tasks())
                 .load()
@@ -261,7 +261,7 @@ class IntakeStream:
                     return
                 began = time.monotonic()
                 done: list[Stored] = reports(batch.collect())
-                self._account_for(done)
+                self._record_stored(done)
                 records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
                 self.metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
@@ -273,8 +273,8 @@ class IntakeStream:
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
 
-    def _account_for(self, done: list[Stored]) -> None:
-        behind = dict(self._behind)
+    def _record_stored(self, done: list[Stored]) -> None:
+        behind = dict(self._why_behind)
         for stored in done:
             shard, problem = stored.shard, stored.problem
             self.metrics.taken(shard, stored.taken)
@@ -293,4 +293,4 @@ class IntakeStream:
                 self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
-        self._behind = behind
+        self._why_behind = behind

@@ -51,7 +51,7 @@ SILENCE_S = 2.5
 """Half of the time that a batch, and so all other shards, wait for a shard of which Kafka returns nothing."""
 
 
-NOTHING = Taken(0, 0, 0, 0, None)
+NOTHING_TAKEN = Taken(0, 0, 0, 0, None)
 
 
 class _Unread(NamedTuple):
@@ -88,7 +88,7 @@ class IntakeTask:
     access: KafkaAccess
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_reports(_intakes(self).take_in(rows))
+        return as_reports(_intakes_for(self).take_in(rows))
 
 
 class _Intakes:
@@ -109,7 +109,7 @@ class _Intakes:
         self._ids = TopicIds(task.access)
         self._known_ids: dict[str, str] = {}
         self._identified_s = float("-inf")
-        self._held: dict[Shard, tuple[ShardIndex, Intake]] = {}
+        self._open_shards: dict[Shard, tuple[ShardIndex, Intake]] = {}
 
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
         """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next.
@@ -134,7 +134,7 @@ class _Intakes:
             if isinstance(found, Exception):
                 raise found
             shard, batch = found
-            so_far = done.setdefault(shard, Stored(shard, NOTHING, batch.start))
+            so_far = done.setdefault(shard, Stored(shard, NOTHING_TAKEN, batch.start))
             if so_far.problem is not None:
                 pass  # its first problem stays; the next batch reads on from its position
             elif isinstance(batch, _Unread):
@@ -145,7 +145,7 @@ class _Intakes:
         return list(done.values())
 
     def close(self) -> None:
-        for shard in list(self._held):
+        for shard in list(self._open_shards):
             self._drop(shard)
         self._connections.disconnect()
         self._redis.close()
@@ -173,12 +173,12 @@ class _Intakes:
 
     def _store(self, so_far: Stored, parsed: Parsed, while_busy: Callable[[], None]) -> Stored:
         shard = so_far.shard
-        was_held = shard in self._held
+        was_open = shard in self._open_shards
         try:
             try:
                 taken, position = self._store_in_order(shard, parsed, while_busy)
             except IndexLost:
-                if not was_held:
+                if not was_open:
                     raise
                 self._drop(shard)  # a connection that was kept may have been closed since
                 taken, position = self._store_in_order(shard, parsed, while_busy)
@@ -192,7 +192,7 @@ class _Intakes:
         self, shard: Shard, parsed: Parsed, while_busy: Callable[[], None]
     ) -> tuple[Taken, int]:
         """Store a batch, after what is missing before it; returns what was taken and the position reached."""
-        index, intake = self._hold(shard)
+        index, intake = self._open_shard(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
         except PositionsMoved:
@@ -202,7 +202,7 @@ class _Intakes:
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Read again what is missing before `start`: Redis went back, or an earlier batch was not stored."""
-        taken = NOTHING
+        taken = NOTHING_TAKEN
         kept = index.load()
         if kept is None:
             raise PositionsMoved(f"{shard}: the index is empty; dispatch rebuilds it")
@@ -234,8 +234,8 @@ class _Intakes:
                 self._clock.observe(self._redis.now_ms())
                 self._observed_s = time.monotonic()
 
-    def _hold(self, shard: Shard) -> tuple[ShardIndex, Intake]:
-        if shard not in self._held:
+    def _open_shard(self, shard: Shard) -> tuple[ShardIndex, Intake]:
+        if shard not in self._open_shards:
             index = ShardIndex(
                 shard, self._connections, grace_s=self._settings.grace_s,
                 is_behind=partial(self._has_receipt_since, shard),
@@ -245,8 +245,8 @@ class _Intakes:
                 self._formats[shard.topic], index, self._settings.horizon_ms_of(shard.topic),
                 self._admission, check_log=partial(check_log, shard, self._access),
             )  # fmt: skip
-            self._held[shard] = index, intake
-        return self._held[shard]
+            self._open_shards[shard] = index, intake
+        return self._open_shards[shard]
 
     def _topic_id(self, topic: str) -> str | None:
         """The topic's id, as of the last second; None while the brokers do not answer."""
@@ -261,23 +261,23 @@ class _Intakes:
             return next(iter(journal.receipts(offset, end)), None) is not None
 
     def _drop(self, shard: Shard) -> None:
-        held = self._held.pop(shard, None)
+        held = self._open_shards.pop(shard, None)
         if held is not None:
             held[0].close()
 
 
-_kept: _Intakes | None = None
+_intakes_of_worker: _Intakes | None = None
 
 
-def _intakes(task: IntakeTask) -> _Intakes:
-    global _kept
-    if _kept is None or _kept.run != task.run:
+def _intakes_for(task: IntakeTask) -> _Intakes:
+    global _intakes_of_worker
+    if _intakes_of_worker is None or _intakes_of_worker.run != task.run:
         interpreter.tune()
         logs.to_stderr()
-        if _kept is not None:
-            _kept.close()
-        _kept = _Intakes(task)
-    return _kept
+        if _intakes_of_worker is not None:
+            _intakes_of_worker.close()
+        _intakes_of_worker = _Intakes(task)
+    return _intakes_of_worker
 
 
 def _stopped_by(so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
@@ -296,7 +296,5 @@ def _sum(one: Taken, other: Taken) -> Taken:
         **{name: getattr(one, name) + getattr(other, name) for name in counts},
         first_due_ms=min(first_ms, default=None),
         refused=Counter(one.refused) + Counter(other.refused),
-        broker_ahead_ms=one.broker_ahead_ms
-        if other.broker_ahead_ms is None
-        else other.broker_ahead_ms,
+        kafka_ahead_ms=one.kafka_ahead_ms if other.kafka_ahead_ms is None else other.kafka_ahead_ms,
     )

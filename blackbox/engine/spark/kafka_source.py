@@ -36,7 +36,7 @@ RANGES = StructType(
 )
 """A range to be read: the offsets `start` to `end` - 1 of a partition."""
 
-NEWS_S = 0.5
+AWAITED_S = 0.5
 
 
 def kafka_source(access: KafkaAccess) -> type[DataSource]:
@@ -60,7 +60,7 @@ class KafkaSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         given = {name.lower(): value for name, value in self.options.items()}
-        starts = unspelled(json.loads(given["startingoffsets"]))
+        starts = from_spark(json.loads(given["startingoffsets"]))
         most_offsets, most_tasks = int(given["maxoffsetspertrigger"]), int(given["tasks"])
         return StreamReader(self.access, starts, most_offsets, most_tasks)
 
@@ -86,26 +86,26 @@ class StreamReader(DataSourceStreamReader):
         self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return spelled(self.starts)
+        return for_spark(self.starts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; waits up to 0.5 s when there is nothing for it yet."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return spelled(self._next(unspelled(start), most))
+        return for_spark(self._next(from_spark(start), most))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.most_offsets)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return spelled(self._latest) if self._latest else None
+        return for_spark(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
         # A query's first batch, which sets where reading starts, and warms everything up.
         also_empty = start == end
-        begins = unspelled(start)
+        begins = from_spark(start)
         ranges = [
             Range(*at, begins.get(at, stop), stop)
-            for at, stop in unspelled(end).items()
+            for at, stop in from_spark(end).items()
             if begins.get(at, stop) < stop or also_empty
         ]
         return packed(ranges, self.most_tasks)
@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader):
         reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
         if reachable == start and not was_first:
-            if not self._ends.wait_for_records(start, NEWS_S):
+            if not self._ends.wait_for_records(start, AWAITED_S):
                 return start
             reachable = self._reachable(self._ends, start)
         return reachable if most is None else self._size.plan(start, reachable, most)
@@ -167,7 +167,7 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
     return [Ranges(tuple(reversed(task))) for task in largest_first]
 
 
-def spelled(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
+def for_spark(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
     """Offsets in the notation of Spark's Kafka source; equal offsets give equal results."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
@@ -175,7 +175,7 @@ def spelled(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
     return found
 
 
-def unspelled(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+def from_spark(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
     return {
         (topic, int(partition)): offset
         for topic, places in offsets.items()

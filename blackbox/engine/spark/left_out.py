@@ -20,7 +20,7 @@ FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
 
-class _Left(NamedTuple):
+class _Omission(NamedTuple):
     why: str
     until_s: float
     pause_s: float
@@ -36,39 +36,41 @@ class LeftOut:
 
     def __init__(self, access: KafkaAccess) -> None:
         self._access = access
-        self._left: dict[Shard, _Left] = {}
+        self._omissions: dict[Shard, _Omission] = {}
         self._lock = Lock()
 
     def why(self) -> dict[Shard, str]:
-        return {shard: left.why for shard, left in list(self._left.items()) if left.is_out}
+        return {shard: left.why for shard, left in list(self._omissions.items()) if left.is_out}
 
     def leave(self, shard: Shard, why: str) -> None:
         """Leave this shard out until a check finds that it can be read."""
         now = time.monotonic()
         with self._lock:
-            before = self._left.get(shard)
+            before = self._omissions.get(shard)
             pause_s = FIRST_PAUSE_S
             if before is not None and now < before.until_s + LONGEST_PAUSE_S:
                 pause_s = min(LONGEST_PAUSE_S, 2 * before.pause_s)
-            self._left[shard] = _Left(why, now + pause_s, pause_s)
+            self._omissions[shard] = _Omission(why, now + pause_s, pause_s)
         logger.warning("%s is left out: %s; the other shards continue", shard, why)
 
     def retain_only(self, shards: Iterable[Shard]) -> None:
         with self._lock:
-            self._left = {shard: self._left[shard] for shard in shards if shard in self._left}
+            self._omissions = {
+                shard: self._omissions[shard] for shard in shards if shard in self._omissions
+            }
 
     def check(self, starts: Mapping[Shard, int]) -> None:
         """Check the shards whose pause is over, each at the offset where it is to be read on."""
         now = time.monotonic()
         due = {
             shard: starts[shard]
-            for shard, left in list(self._left.items())
+            for shard, left in list(self._omissions.items())
             if left.is_out and left.until_s <= now and shard in starts
         }
         given = answering_shards(self._access, due, TRY_S) if due else set()
         with self._lock:
-            for shard in due.keys() & self._left.keys():
-                left, is_out = self._left[shard], shard not in given
-                self._left[shard] = left._replace(until_s=now + left.pause_s, is_out=is_out)
+            for shard in due.keys() & self._omissions.keys():
+                left, is_out = self._omissions[shard], shard not in given
+                self._omissions[shard] = left._replace(until_s=now + left.pause_s, is_out=is_out)
         for shard in given:
             logger.info("%s can be read again", shard)

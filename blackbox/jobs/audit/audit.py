@@ -21,7 +21,7 @@ from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series,
 from blackbox.jobs.audit.exceptions import exceptions
 from blackbox.jobs.audit.positions import (
     PositionFinding,
-    Seen,
+    SeenPositions,
     marks,
     positions_ahead,
     positions_behind,
@@ -47,7 +47,7 @@ PATIENCE_S = 10.0
 """How long a position may be beyond its journal's end: readers see a transaction's end a little late."""
 PATIENCE_LOOK_S = 0.1
 CLOCKS_APART_MS = 60_000
-NAMED = 10_000
+MOST_NAMED = 10_000
 """How many exceptions a verdict names; the others are only counted, and are in the tables."""
 ROWS_A_TASK = 200_000
 
@@ -205,7 +205,7 @@ class _Audit:
     def _journals(self) -> JournalTables:
         return JournalTables(self._session, self._settings, self._access, self._kept)
 
-    def _positions(self, shards: Iterable[Shard]) -> Seen:
+    def _positions(self, shards: Iterable[Shard]) -> SeenPositions:
         return {shard: self._inspector.positions(shard) for shard in shards}
 
     def _held(self, shards: tuple[Shard, ...]) -> DataFrame:
@@ -214,7 +214,7 @@ class _Audit:
         tasks = numbered(self._session, len(shards) + 1)
         return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
-    def _wait_for_journals(self, positions: Seen) -> list[PositionFinding]:
+    def _wait_for_journals(self, positions: SeenPositions) -> list[PositionFinding]:
         """Wait until the journals can be read up to the positions; positions still beyond are exceptions."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -252,11 +252,11 @@ def _limit_timestamps(asked: DataFrame) -> DataFrame:
 def _named(
     wrong: DataFrame, more: Sequence[PositionFinding]
 ) -> tuple[list[PositionFinding], dict[str, int]]:
-    """The exceptions, all of `more` and at most `NAMED` others, and how many there are of each kind."""
+    """The exceptions, all of `more` and at most `MOST_NAMED` others, and how many there are of each kind."""
     counted = wrong.groupBy("kind").agg(count(lit(1)).alias("found")).collect()
     by_kind = {row.kind: row.found for row in counted}
     for one in more:
         by_kind[one.kind] = by_kind.get(one.kind, 0) + 1
-    found = [PositionFinding(*row) for row in wrong.limit(NAMED).collect()] if counted else []
+    found = [PositionFinding(*row) for row in wrong.limit(MOST_NAMED).collect()] if counted else []
     named = [*more, *sorted(found, key=lambda one: one[:4])]
     return named, dict(sorted(by_kind.items(), key=lambda item: (-item[1], item[0])))

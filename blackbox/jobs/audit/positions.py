@@ -14,7 +14,7 @@ from blackbox.core.plan import Positions
 from blackbox.records.request import Shard, id_prefix
 from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Reach, Span, of_table
 
-Seen = Mapping[Shard, Positions | None]
+SeenPositions = Mapping[Shard, Positions | None]
 
 MARKS = (
     "topic string, partition int, id_prefix string, first long, end long, "
@@ -46,7 +46,7 @@ class PositionFinding(NamedTuple):
     detail: str
 
 
-def positions_ahead(positions: Seen, there: Reach) -> Iterator[PositionFinding]:
+def positions_ahead(positions: SeenPositions, there: Reach) -> Iterator[PositionFinding]:
     for shard, seen in positions.items():
         ends = (there[JournalKey(table, shard)].end for table in TABLES)
         for position, end, journal in zip(seen or (), ends, Positions._fields, strict=False):
@@ -56,7 +56,7 @@ def positions_ahead(positions: Seen, there: Reach) -> Iterator[PositionFinding]:
 
 
 def positions_behind(
-    counts: Iterable[Mapping[str, Any]], before: Seen, last: Seen
+    counts: Iterable[Mapping[str, Any]], before: SeenPositions, last: SeenPositions
 ) -> Iterator[PositionFinding]:
     for one in counts:
         shard = Shard(one["topic"], one["partition"])
@@ -81,8 +81,8 @@ def marks(
     journals: JournalTables,
     later: JournalTables,
     outcomes: DataFrame,
-    before: Seen,
-    after: Seen,
+    before: SeenPositions,
+    after: SeenPositions,
 ) -> DataFrame:
     complete_from = _complete_from(_cuts(later), outcomes)
     rows = []

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from blackbox.config.settings import Settings
-from blackbox.index.dump import Dump
+from blackbox.index.index_dump import IndexDump
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.message_conversion import read_headers
 from blackbox.journal.ranges import Chunk, Range
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Shard, placed
-from blackbox.spark.journal_tasks import chunks
+from blackbox.spark.journal_tasks import read_numbered_ranges
 from blackbox.spark.task_io import as_batches, numbers
 
 HELD = (
@@ -54,7 +54,7 @@ class HeldRows:
         return as_batches(self._rows(numbers(batches)), HELD)
 
     def _rows(self, numbers: Iterator[int]) -> Iterator[list[Row]]:
-        with closing(Dump(self.settings.redis_url.get_secret_value())) as dump:
+        with closing(IndexDump(self.settings.redis_url.get_secret_value())) as dump:
             for number in numbers:
                 is_beyond = number == len(self.shards)
                 yield from (
@@ -62,14 +62,14 @@ class HeldRows:
                 )
 
 
-def _of(dump: Dump, shard: Shard) -> Iterator[list[Row]]:
+def _of(dump: IndexDump, shard: Shard) -> Iterator[list[Row]]:
     for held in dump.entries(shard):
         yield [(*shard, one.offset, one.at_ms, True, one.has_payload, False) for one in held]
     for offsets in dump.cold(shard):
         yield [(*shard, offset, None, False, False, True) for offset in offsets]
 
 
-def _orphans(dump: Dump, shards: tuple[Shard, ...]) -> Iterator[list[Row]]:
+def _orphans(dump: IndexDump, shards: tuple[Shard, ...]) -> Iterator[list[Row]]:
     for found in dump.orphans(shards):
         yield [(*shard, offset, None, False, True, False) for shard, offset in found]
 
@@ -83,7 +83,7 @@ class FoundRows:
     topics: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = chunks(self.access, self.ranges, batches)
+        read = read_numbered_ranges(self.access, self.ranges, batches)
         return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
     def _found(self, chunk: Chunk) -> Iterator[Row]:

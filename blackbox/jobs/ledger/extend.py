@@ -15,7 +15,7 @@ from blackbox.config.settings import Settings
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.fit import mismatches
-from blackbox.jobs.ledger.ledger import explained
+from blackbox.jobs.ledger.ledger import spark_errors_explained
 from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
 from blackbox.jobs.ledger.table_files import POSITION, Measured, day_of, measure, rows
 from blackbox.jobs.ledger.upkeep import (
@@ -93,7 +93,7 @@ def extend(
     Kafka does not answer; published steps stay.
     """
     started_s = time.monotonic()
-    with explained():
+    with spark_errors_explained():
         files = Files(session, path)
         step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
         run = _Extension(session, settings, access, files, limits or UpkeepLimits(step))
@@ -130,7 +130,7 @@ class _Extension:
     def not_overtaken(self) -> Iterator[None]:
         """Report a failure as overtaken if another run published first: it removes this run's files."""
         try:
-            with explained():
+            with spark_errors_explained():
                 yield
         except LedgerError:
             number = self.done.manifest.number + 1

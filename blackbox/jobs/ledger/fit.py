@@ -11,7 +11,7 @@ from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.spark.journals import JournalKey, Reach
 
-_ANEW = (
+_START_ANOTHER = (
     "One ledger cannot hold both: start a new one at another path (BLACKBOX_LEDGER or --path), and "
     "keep this one for the earlier records"
 )
@@ -32,12 +32,12 @@ def _beyond(manifest: Manifest, in_kafka: Reach, topics: Collection[str]) -> Ite
         if span is None and journal.shard.topic in topics:
             yield (
                 f"{journal}: the ledger holds offsets up to {covered.end - 1}, but Kafka has no "
-                f"such partition: the topic was deleted. {_ANEW}"
+                f"such partition: the topic was deleted. {_START_ANOTHER}"
             )
         elif span is not None and span.end < covered.end:
             yield (
                 f"{journal}: the ledger holds offsets up to {covered.end - 1}, but in Kafka it "
-                f"ends at {span.end - 1}: it was truncated, or deleted and created again. {_ANEW}"
+                f"ends at {span.end - 1}: it was truncated, or deleted and created again. {_START_ANOTHER}"
             )
 
 
@@ -52,7 +52,7 @@ def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess)
             yield (
                 f"{journal}: the record at offset {last.offset} was written at {_time(there_ms)}, "
                 f"but the ledger has one written at {_time(last.at_ms)}: the topic was deleted and "
-                f"created again. {_ANEW}"
+                f"created again. {_START_ANOTHER}"
             )
 
 

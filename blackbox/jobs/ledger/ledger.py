@@ -44,14 +44,14 @@ class LedgerVerdict:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def spark_errors_explained() -> Iterator[None]:
     """Turn Spark's errors into a LedgerError of one line."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        told = f"{error}\n{_causes(error)}"
-        ours = [match[1] for line in told.splitlines() if (match := _OURS.search(line.strip()))]
-        raise LedgerError(ours[0] if ours else cause_in(told)[:500]) from None
+        text = f"{error}\n{_causes(error)}"
+        ours = [match[1] for line in text.splitlines() if (match := _OURS.search(line.strip()))]
+        raise LedgerError(ours[0] if ours else cause_in(text)[:500]) from None
 
 
 def _causes(error: Exception) -> str:
@@ -59,18 +59,18 @@ def _causes(error: Exception) -> str:
 
     When several stages fail at once, most causes are suppressed exceptions.
     """
-    told: list[str] = []
+    causes: list[str] = []
     java = (
         error.java_exception
         if isinstance(error, Py4JJavaError)
         else getattr(error, "_origin", None)
     )
     left = [] if java is None else [java]
-    while left and len(told) < MOST_CAUSES:
+    while left and len(causes) < MOST_CAUSES:
         cause = left.pop()
-        told.append(str(cause.toString()))
+        causes.append(str(cause.toString()))
         left += [one for one in (*cause.getSuppressed(), cause.getCause()) if one is not None]
-    return "\n".join(told)
+    return "\n".join(causes)
 
 
 @dataclass(eq=False, repr=False)
@@ -88,7 +88,7 @@ class Ledger:
         self.reach = self.manifest.reach
 
     @classmethod
-    @explained()
+    @spark_errors_explained()
     def open(cls, session: SparkSession, path: str) -> Ledger:
         """Open a ledger. Raises LedgerError when there is none, it is damaged, or its format is unknown."""
         ledger = cls._newest(session, path)
@@ -134,7 +134,7 @@ class Ledger:
         return {found.path: found for table in TABLES for found in self.files.walk(table)}
 
     @classmethod
-    @explained()
+    @spark_errors_explained()
     def verify(cls, session: SparkSession, path: str) -> LedgerVerdict:
         """Read every row and compare it with the manifest; changes nothing.
 

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from blackbox.config.settings import Settings
-from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, cut
-from blackbox.jobs.load.tasks import MOST_SHOWN, CheckReport, CheckTask, Part, SendTask, Sent
+from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, split
+from blackbox.jobs.load.tasks import MOST_SHOWN, CheckReport, CheckTask, PieceToSend, SendTask, Sent
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.piece_writer import PieceProgress, PieceProgressReader, piece_name
 from blackbox.spark.job_failures import in_one_line
@@ -26,7 +26,7 @@ from blackbox.spark.spark_session import numbered
 from blackbox.spark.task_io import REPORT, reports
 
 LANE_ROWS_PER_S = 20_000
-SILENCE_S = 25.0
+OTHER_RUN_SILENT_S = 25.0
 """How long to wait for another run without progress; an open transaction has timed out by then."""
 LOOK_S = 0.5
 TRIES = 3
@@ -128,7 +128,7 @@ def read_files(
     """
     files: dict[str, LoadFile] = {}
     for path, kind in found:
-        digest, pieces = cut(path, kind, on_bytes)
+        digest, pieces = split(path, kind, on_bytes)
         identity = orjson.dumps([kind, digest, *options])
         fingerprint = hashlib.sha256(identity).hexdigest()[:20]
         file = LoadFile(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
@@ -157,14 +157,14 @@ class Load:
             for file in self.files
             for number, piece in enumerate(file.pieces)
         }
-        self._asking = PieceProgressReader(self.access, self.topic)
-        self._watching = PieceProgressReader(self.access, self.topic)
-        self.marks: dict[str, PieceProgress] = self._asking.of(self._of)
+        self._progress = PieceProgressReader(self.access, self.topic)
+        self._watched_progress = PieceProgressReader(self.access, self.topic)
+        self.pieces_in: dict[str, PieceProgress] = self._progress.of(self._of)
 
     @property
     def rows_in(self) -> int:
         """How many rows were in the topic when it was last read."""
-        return sum(mark.rows for mark in self.marks.values())
+        return sum(mark.rows for mark in self.pieces_in.values())
 
     @property
     def is_finished(self) -> bool:
@@ -172,15 +172,15 @@ class Load:
         return all(self._is_finished(name) for name in self._of)
 
     def _is_finished(self, name: str) -> bool:
-        mark = self.marks.get(name)
+        mark = self.pieces_in.get(name)
         return mark is not None and mark.rows == mark.total
 
-    def check(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> LoadCheck:
+    def validate(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> LoadCheck:
         """Validate every row, or those of unfinished pieces. Raises UnusableFile, NotLoaded if Spark fails."""
         names = [name for name in self._of if whole or not self._is_finished(name)]
         pieces = tuple(self._of[name][1] for name in names)
         task = CheckTask(self.settings, self.topic, self.caller, most_bytes, pieces)
-        rows = {name: mark.total for name, mark in self.marks.items()}
+        rows = {name: mark.total for name, mark in self.pieces_in.items()}
         first: list[BadRow] = []
         bad = 0
         checked: list[CheckReport] = _reports(
@@ -208,7 +208,7 @@ class Load:
             reports = self._send(session, left, rows, rate)
             problems = [report for report in reports if report.problem is not None]
             is_shared = any(problem.is_fenced for problem in problems)
-            self.marks = self._asking.of(self._of, settled=not is_shared)
+            self.pieces_in = self._progress.of(self._of, wait_for_commits=not is_shared)
             for problem in problems:
                 if problem.is_final:
                     raise UnusableFile(problem.problem)
@@ -218,17 +218,19 @@ class Load:
             if tries == TRIES:
                 raise NotLoaded(problems[0].problem if problems else "no more rows could be sent")
 
-    def ask(self) -> int:
+    def count_rows_in(self) -> int:
         """How many rows are in the topic now. Safe to call from another thread than the one that sends."""
-        return sum(mark.rows for mark in self._watching.of(self._of).values())
+        return sum(mark.rows for mark in self._watched_progress.of(self._of).values())
 
     def _left(self, rows: Mapping[str, int]) -> list[str]:
-        return [n for n in self._of if rows[n] > (self.marks[n].rows if n in self.marks else 0)]
+        return [
+            n for n in self._of if rows[n] > (self.pieces_in[n].rows if n in self.pieces_in else 0)
+        ]
 
     def _send(
         self, session: SparkSession, names: list[str], rows: Mapping[str, int], rate: int | None
     ) -> list[Sent]:
-        parts = [Part(name, self._of[name][1], rows[name]) for name in names]
+        parts = [PieceToSend(name, self._of[name][1], rows[name]) for name in names]
         count = len(parts)
         if rate is not None:
             slots = session.sparkContext.defaultParallelism
@@ -240,12 +242,12 @@ class Load:
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
         """Wait for another run that has some pieces, until all rows are in or nothing came for 25 s."""
-        deadline = time.monotonic() + SILENCE_S
+        deadline = time.monotonic() + OTHER_RUN_SILENT_S
         while self._left(rows) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
-            before, self.marks = self.marks, self._asking.of(self._of)
-            if self.marks != before:
-                deadline = time.monotonic() + SILENCE_S
+            before, self.pieces_in = self.pieces_in, self._progress.of(self._of)
+            if self.pieces_in != before:
+                deadline = time.monotonic() + OTHER_RUN_SILENT_S
 
 
 def _reports(frame: DataFrame) -> list[Any]:

@@ -37,14 +37,16 @@ class Piece(NamedTuple):
     line: int = 1
 
 
-class Cut(NamedTuple):
+class SplitFile(NamedTuple):
     """The digest of a file's content, and its pieces in order; an empty file has none."""
 
     digest: str
     pieces: list[Piece]
 
 
-def cut(path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: None) -> Cut:
+def split(
+    path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: None
+) -> SplitFile:
     """Read a file and split it into pieces, the same ones for equal content. Raises UnusableFile."""
     try:
         found = os.stat(path)
@@ -62,7 +64,7 @@ def cut(path: str, kind: str, on_bytes: Callable[[int], object] = lambda count: 
         check_unchanged(whole)
     except (OSError, pa.ArrowException) as error:
         raise UnusableFile(f"{path}: {error}") from None
-    return Cut(digest.hexdigest(), places if found.st_size else [])
+    return SplitFile(digest.hexdigest(), places if found.st_size else [])
 
 
 def check_unchanged(piece: Piece) -> None:

@@ -34,7 +34,7 @@ _NUMBERS = ("countdown", "at", "expires_after")
 _TRUTH = {"true": True, "false": False}
 
 
-class Written(NamedTuple):
+class RowRecord(NamedTuple):
     """The record of one row."""
 
     key: str | None
@@ -42,7 +42,7 @@ class Written(NamedTuple):
     headers: Headers
 
 
-class Bad(NamedTuple):
+class BadValue(NamedTuple):
     """Why a row cannot be written at all."""
 
     reason: str
@@ -63,7 +63,9 @@ def columns(piece: Piece) -> list[str]:
     return []
 
 
-def records(piece: Piece, caller: str | None, skip: int = 0) -> Iterator[tuple[int, Written | Bad]]:
+def records(
+    piece: Piece, caller: str | None, skip: int = 0
+) -> Iterator[tuple[int, RowRecord | BadValue]]:
     """The record of each row after the first `skip`, in order, with its line or row number.
 
     `caller` is the caller of rows that name none. Raises UnusableFile.
@@ -76,7 +78,7 @@ def records(piece: Piece, caller: str | None, skip: int = 0) -> Iterator[tuple[i
             return
         read = _csv_rows(piece, skip) if piece.kind == "csv" else _parquet_rows(piece, skip)
         for number, cells in read:
-            yield number, cells if isinstance(cells, Bad) else _of_cells(cells, headers)
+            yield number, cells if isinstance(cells, BadValue) else _of_cells(cells, headers)
     except (OSError, pa.ArrowException) as error:
         raise UnusableFile(f"{piece.path}: {error}") from None
 
@@ -94,19 +96,19 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
             number += 1
 
 
-def _of_line(line: bytes, headers: Headers) -> Written | Bad:
+def _of_line(line: bytes, headers: Headers) -> RowRecord | BadValue:
     """The line unchanged, except that OWN_COLUMNS move to the record. Invalid requests are found later."""
     try:
         asked = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return Written(None, line, headers)
+        return RowRecord(None, line, headers)
     if type(asked) is not dict:
-        return Written(None, line, headers)
+        return RowRecord(None, line, headers)
     if CALLER not in asked and RECORD_KEY not in asked:
-        return Written(_text(asked.get("id")), line, headers)
+        return RowRecord(_text(asked.get("id")), line, headers)
     fields = _exactly(line, asked)
     if fields is None:
-        return Written(None, line, headers)
+        return RowRecord(None, line, headers)
     own = {name: asked[name] for name in OWN_COLUMNS if name in asked}
     return _written({name: held for name, held in fields.items() if name not in own}, own, headers)
 
@@ -134,27 +136,27 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _of_cells(cells: dict[str, Any], headers: Headers) -> Written | Bad:
+def _of_cells(cells: dict[str, Any], headers: Headers) -> RowRecord | BadValue:
     own = {name: cells.pop(name) for name in OWN_COLUMNS if name in cells}
     return _written(cells, own, headers)
 
 
-def _written(fields: dict[str, Any], own: dict[str, Any], headers: Headers) -> Written | Bad:
+def _written(fields: dict[str, Any], own: dict[str, Any], headers: Headers) -> RowRecord | BadValue:
     try:
         value = orjson.dumps(fields, option=orjson.OPT_PASSTHROUGH_DATETIME)
         caller, record_key = own.get(CALLER), own.get(RECORD_KEY)
         if caller is not None and type(caller) is not str:
-            return Bad(Reason.BAD_HEADERS, f"caller is {_show(caller)}; give a string")
+            return BadValue(Reason.BAD_HEADERS, f"caller is {_show(caller)}; give a string")
         if record_key is not None and type(record_key) is not str:
-            return Bad(Reason.BAD_KEY, f"record_key is {_show(record_key)}; give a string")
+            return BadValue(Reason.BAD_KEY, f"record_key is {_show(record_key)}; give a string")
         key = _text(fields.get("id")) or record_key or None
         if key:
             key.encode()
-        return Written(key, value, _caller_headers(caller) if caller else headers)
+        return RowRecord(key, value, _caller_headers(caller) if caller else headers)
     except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
         names = [name for name, held in (fields | own).items() if not _is_writable(held)]
         of = f"column {names[0]!r}" if names else "the row"
-        return Bad(Reason.NOT_JSON, f"{of} cannot be written as JSON: {error}")
+        return BadValue(Reason.NOT_JSON, f"{of} cannot be written as JSON: {error}")
 
 
 def _is_writable(held: Any) -> bool:
@@ -203,7 +205,7 @@ def _cells(file: Any) -> Iterator[tuple[int, list[str]]]:
         raise _NoCsvError(line, f"not valid CSV from here on: {error}") from None
 
 
-def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
+def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | BadValue]]:
     with _open_csv(piece) as file:
         rows = _cells(file)
         try:
@@ -211,12 +213,15 @@ def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | B
             read = [_READ_TEXT.get(name, str) for name in names]
             for number, row in islice(rows, skip, None):
                 if len(row) != len(names):
-                    yield number, Bad(UNREADABLE, f"{len(row)} cells, but {len(names)} columns")
+                    yield (
+                        number,
+                        BadValue(UNREADABLE, f"{len(row)} cells, but {len(names)} columns"),
+                    )
                     continue
                 cells = zip(names, read, row, strict=True)
                 yield number, {name: meant(text) for name, meant, text in cells if text}
         except _NoCsvError as error:
-            yield error.line, Bad(UNREADABLE, error.why)
+            yield error.line, BadValue(UNREADABLE, error.why)
 
 
 def _number_of_text(text: str) -> Any:

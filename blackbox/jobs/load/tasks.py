@@ -13,7 +13,7 @@ import pyarrow as pa
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
 from blackbox.jobs.load.pieces import Piece, UnusableFile, check_unchanged
-from blackbox.jobs.load.rows import OWN_COLUMNS, Bad, Written, columns, records
+from blackbox.jobs.load.rows import OWN_COLUMNS, BadValue, RowRecord, columns, records
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.piece_writer import PieceWriter, record_bytes
 from blackbox.records.errors import Fenced, RecoveryRequired
@@ -82,14 +82,14 @@ class CheckTask:
         now_ms = time.time_ns() // 1_000_000
         for number, row in records(piece, self.caller):
             rows += 1
-            fault = row if isinstance(row, Bad) else self._fault(row, parse, now_ms)
+            fault = row if isinstance(row, BadValue) else self._fault(row, parse, now_ms)
             if fault is not None:
                 bad += 1
                 if len(first) < MOST_SHOWN:
                     first.append((number, str(fault.reason), fault.detail))
         return CheckReport(rows, bad, first)
 
-    def _fault(self, row: Written, parse: Any, now_ms: int) -> Bad | Invalid | None:
+    def _fault(self, row: RowRecord, parse: Any, now_ms: int) -> BadValue | Invalid | None:
         _, value, headers = row
         asked = parse(Record(0, now_ms, None, value, headers), now_ms)
         if isinstance(asked, Invalid):
@@ -100,11 +100,11 @@ class CheckTask:
                 f"the record has {size} bytes, but {self.topic} accepts at most {self.most_bytes} "
                 "(max.message.bytes of the topic, message.max.bytes of the client)"
             )
-            return Bad(Reason.TOO_LARGE, detail)
+            return BadValue(Reason.TOO_LARGE, detail)
         return None
 
 
-class Part(NamedTuple):
+class PieceToSend(NamedTuple):
     """A piece to be sent, the name under which its progress is stored, and its `total` of rows."""
 
     name: str
@@ -119,7 +119,7 @@ class SendTask:
     access: KafkaAccess
     topic: str
     caller: str | None
-    lanes: tuple[tuple[Part, ...], ...]
+    lanes: tuple[tuple[PieceToSend, ...], ...]
     rate: float | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -129,7 +129,7 @@ class SendTask:
             self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
         )
 
-    def send(self, part: Part, pace: SendRate) -> Sent:
+    def send(self, part: PieceToSend, pace: SendRate) -> Sent:
         writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
             self._send_rows(part.piece, part.total, writer, pace)
@@ -175,12 +175,12 @@ class SendRate:
 
 
 def _transactions(
-    rows: Iterator[tuple[int, Written | Bad]], most_rows: int
-) -> Iterator[list[Written]]:
-    gathered: list[Written] = []
+    rows: Iterator[tuple[int, RowRecord | BadValue]], most_rows: int
+) -> Iterator[list[RowRecord]]:
+    gathered: list[RowRecord] = []
     size = 0
     for number, row in rows:
-        if isinstance(row, Bad):
+        if isinstance(row, BadValue):
             raise UnusableFile(f"line or row {number} was valid and is now invalid: {row.detail}")
         gathered.append(row)
         size += len(row.value)

@@ -23,7 +23,7 @@ FREE_BYTES = 64 << 10
 """The first bytes of each body, which are not counted: they fit for all connections, and few bodies need more."""
 
 
-class Door:
+class AccessMiddleware:
     """Admits requests by their headers alone; the body of a refused request is not read.
 
     FastAPI routes read the body before they evaluate their dependencies, and Starlette's own limit
@@ -104,8 +104,8 @@ class _Body:
             raise _too_large(MOST_BYTES)
         if self._counted() > 0 and self._held.count > MOST_HELD_BYTES:
             self.close()  # now, or other growing bodies would be refused as well
-            told = f"the bodies of all open requests exceed {MOST_HELD_BYTES} bytes; try again"
-            raise HTTPException(503, told, {"Retry-After": "1"})
+            why = f"the bodies of all open requests exceed {MOST_HELD_BYTES} bytes; try again"
+            raise HTTPException(503, why, {"Retry-After": "1"})
 
 
 async def small_body(request: Request, most_bytes: int) -> bytes:

@@ -14,12 +14,12 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.engine.hidden")
 
-LOOK_S = 10.0
+CHECKED_EVERY_S = 10.0
 WARN_AFTER_S = 30.0
 
 
 @dataclass(eq=False, repr=False)
-class Hidden:
+class HiddenRecords:
     """Shows hidden records of the shards that this process owns as metrics, and logs those that last.
 
     One transaction that is open at two looks looks like two that follow each other, unless
@@ -36,7 +36,7 @@ class Hidden:
         self._since: dict[Shard, tuple[int, float]] = {}
         self._warned: set[Shard] = set()
 
-    def look(self) -> None:
+    def check(self) -> None:
         shards = list(self.shards())
         if not shards:
             self._since = {}

@@ -24,7 +24,7 @@ KEYS_A_CALL = 4000
 _DIGITS = 16
 
 
-class Held(NamedTuple):
+class DumpedEntry(NamedTuple):
     """An entry. `at_ms` is its due time, or when it is retried if it was postponed."""
 
     offset: int
@@ -32,7 +32,7 @@ class Held(NamedTuple):
     has_payload: bool
 
 
-class Dump:
+class IndexDump:
     """Reads beside a live service. Every method raises IndexLost when Redis does not answer.
 
     Not safe for use from two threads at once.
@@ -41,7 +41,7 @@ class Dump:
     def __init__(self, url: str) -> None:
         self._connections = pool(url)
 
-    def entries(self, shard: Shard) -> Iterator[list[Held]]:
+    def entries(self, shard: Shard) -> Iterator[list[DumpedEntry]]:
         """The entries of a shard: those that exist throughout, and some of those that do not.
 
         One may come more than once. A payload counts as missing only if a second look still finds
@@ -49,13 +49,13 @@ class Dump:
         """
         keys = Keys(shard)
         with closing(RedisSession(self._connections, keys.state)) as session:
-            look = _Look(session, keys)
+            look = _SecondLook(session, keys)
             for flat in _scanned(session, ("ZSCAN", keys.due), ("COUNT", PAGE)):
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 scores.pop(SENTINEL, None)
-                bare = look.bare(list(scores))
+                bare = look.without_payload(list(scores))
                 yield [
-                    Held(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
+                    DumpedEntry(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
                     for name, score in scores.items()
                 ]
 
@@ -105,18 +105,18 @@ def _orphans(session: RedisSession, known: dict[bytes, Shard]) -> Iterator[list[
         yield [
             (shard, int(name, 16))
             for shard, some in names.items()
-            for name in _Look(session, Keys(shard)).left_behind(some)
+            for name in _SecondLook(session, Keys(shard)).without_entry(some)
         ]
 
 
-class _Look:
+class _SecondLook:
     """A second look at some names of a shard."""
 
     def __init__(self, session: RedisSession, keys: Keys) -> None:
         self._session = session
         self._keys = keys
 
-    def bare(self, names: Sequence[bytes]) -> set[bytes]:
+    def without_payload(self, names: Sequence[bytes]) -> set[bytes]:
         """Entries without a payload: the payload is gone, the entry exists, and the payload is still gone."""
         if not names:
             return set()
@@ -126,7 +126,7 @@ class _Look:
         there = self._in_set(gone, wanted=True)
         return set(self._with_payload(there, wanted=False))
 
-    def left_behind(self, names: Sequence[bytes]) -> list[bytes]:
+    def without_entry(self, names: Sequence[bytes]) -> list[bytes]:
         """Payloads without an entry: the entry is gone, the payload exists, and the entry is still gone."""
         gone = self._in_set(names, wanted=False)
         there = self._with_payload(gone, wanted=True)

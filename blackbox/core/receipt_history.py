@@ -11,11 +11,11 @@ from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
-TAIL = 1000
+FIRST_STRETCH = 1000
 """Receipts that are searched first; each further stretch without a mark is ten times as long."""
 
 
-class Moved(NamedTuple):
+class RebindReceipt(NamedTuple):
     """A receipt of `blackbox rebind`, and its offset."""
 
     offset: int
@@ -96,10 +96,10 @@ def openings(journal: Journal, topic_id: str) -> list[Receipt]:
     return found
 
 
-def rebound_by(journal: Journal, token: str) -> Moved | None:
+def rebound_by(journal: Journal, token: str) -> RebindReceipt | None:
     """The receipt by which `blackbox rebind` moved the pending requests out of the index with this token."""
     found = _marks(journal, journal.receipt_bounds())
-    return next((Moved(at, one) for at, one in found if one.rebound == token != ""), None)
+    return next((RebindReceipt(at, one) for at, one in found if one.rebound == token != ""), None)
 
 
 def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
@@ -184,6 +184,6 @@ def is_another(journal: Journal, tail: Tail | None) -> bool:
 
 def _marks(journal: Journal, receipts: Bounds) -> Iterator[tuple[int, Receipt]]:
     """Receipts that carry a mark or are barriers, the newest first."""
-    for stretch in receipts.from_the_end(TAIL):
+    for stretch in receipts.from_the_end(FIRST_STRETCH):
         found = [one for one in journal.receipts(*stretch) if one[1].mark or one[1].barrier]
         yield from reversed(found)

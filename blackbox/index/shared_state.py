@@ -13,13 +13,13 @@ from blackbox.index.keys import RESERVED, Keys, counts
 from blackbox.index.packed import by_score
 from blackbox.records.request import Second, Shard
 
-KEPT = 600
+SECONDS_KEPT = 600
 """Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
 
 LOOKED_AT = 1000
 
 
-class Shared:
+class SharedState:
     """State that all shards share. Safe from any thread.
 
     Every method raises IndexLost when Redis does not answer, IndexFull when it has no room.
@@ -36,7 +36,7 @@ class Shared:
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
         replies = self._clients.together(*added, *(("HLEN", key) for key in each))
         for key, kept in zip(each, replies[len(more) :], strict=True):
-            if kept > 2 * KEPT:
+            if kept > 2 * SECONDS_KEPT:
                 self._forget(key)
         totals = zip(more.items(), replies, strict=False)
         return {one: int(total) - count for (one, count), total in totals}
@@ -55,7 +55,7 @@ class Shared:
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, are pending in these shards."""
         every = list(map(Keys, shards))
-        self._take_off_ended(caller, every)
+        self._remove_ended(caller, every)
         found = self._clients.together(*(("ZCARD", keys.of(caller)) for keys in every))
         return sum(map(int, found))
 
@@ -84,7 +84,7 @@ class Shared:
     def close(self) -> None:
         self._clients.close()
 
-    def _take_off_ended(self, caller: str, every: Sequence[Keys]) -> None:
+    def _remove_ended(self, caller: str, every: Sequence[Keys]) -> None:
         """Remove what is past due and no longer pending: recovery ends some whose caller it does not know.
 
         Looks at some of each shard, and goes on after them the next time.
@@ -111,4 +111,4 @@ class Shared:
     def _forget(self, key: bytes) -> None:
         (held,) = self._clients.together(("HGETALL", key))
         seconds = sorted(map(int, held), reverse=True)
-        self._clients.together(("HDEL", key, *seconds[KEPT:]))
+        self._clients.together(("HDEL", key, *seconds[SECONDS_KEPT:]))

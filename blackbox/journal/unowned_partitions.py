@@ -17,7 +17,7 @@ MOST_LOOKS = 360
 """An hour: joining again does not help if, for example, the leader of the group may not see a topic."""
 
 
-class Unowned:
+class UnownedPartitions:
     """Tells one member of the group to join it again when partitions stay without an owner.
 
     A member with an instance id that comes back within the session timeout gets the assignment of its
@@ -30,7 +30,7 @@ class Unowned:
         self._topics = topics
         self._admin: AdminClient | None = None
         self._looks = 0
-        self._enough = 2
+        self._looks_until_rejoin = 2
 
     def must_rejoin(self, member_id: str) -> bool:
         """Look, and return whether this member is to leave the group and to join it again.
@@ -44,16 +44,16 @@ class Unowned:
             self._admin = None  # it may have lost sight of all brokers
             return False
         if not unowned:
-            self._looks, self._enough = 0, 2
+            self._looks, self._looks_until_rejoin = 0, 2
             return False
         self._looks += 1
-        if self._looks < self._enough or member_id != min(members, default=member_id):
+        if self._looks < self._looks_until_rejoin or member_id != min(members, default=member_id):
             return False
         logger.warning(
             "membership: no member of the group %s owns %s; rejoining it",
             self._access.group_id, ", ".join(map(str, sorted(unowned))),
         )  # fmt: skip
-        self._looks, self._enough = 0, min(2 * self._enough, MOST_LOOKS)
+        self._looks, self._looks_until_rejoin = 0, min(2 * self._looks_until_rejoin, MOST_LOOKS)
         return True
 
     def _look(self) -> tuple[set[Shard], list[str]]:
