@@ -263,12 +263,23 @@ def _recurs(
     name, value = ("every", each) if fields is None else ("cron", fields)
     try:
         if fields is not None:
-            return cron(fields, zone, began_ms)
+            recurs = cron(fields, zone, began_ms)
+            _check_wait(recurs, began_ms, longest_s)
+            return recurs
         if zone is not None:
             raise ValueError("timezone is only for cron; remove it")
         return every(each, longest_s)
     except ValueError as error:
         raise RefusedError(Reason.BAD_RECURRENCE, f"{name} is {shown(value)}: {error}") from None
+
+
+def _check_wait(recurs: str, began_ms: int, longest_s: int) -> None:
+    # The request for each next time is a request with `at`: one that is too far ends the recurrence.
+    first_ms = next_ms(recurs, began_ms, began_ms)
+    second_ms = next_ms(recurs, first_ms, first_ms)
+    if second_ms - first_ms > longest_s * 1000:
+        limit = f"{longest_s} s (BLACKBOX_MAX_COUNTDOWN_S)"
+        raise ValueError(f"its times are more than {limit} apart; give one that matches sooner")
 
 
 def _expires_ms(seconds: Any, due_ms: int) -> int | None:

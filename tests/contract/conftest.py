@@ -32,6 +32,11 @@ class Backend:
         self.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
 
 
+def histories(few: int, many: int) -> pytest.MarkDecorator:
+    """Random histories to try: a few of them each time, many for `make proof`."""
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.proof)])
+
+
 def start_redis(redis_server: EmbeddedRedis) -> None:
     try:
         redis_server.start()

@@ -29,7 +29,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.request import Cancel, Invalid, Reason, offset_in, request_id
-from tests.contract.conftest import Backend
+from tests.contract.conftest import Backend, histories
 from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
 from tests.fakes import record
 
@@ -333,11 +333,15 @@ def prove(backend: Backend, examples: int) -> None:
     )
 
 
-def test_an_index_equals_its_journals_after_any_history(fake_backend: Backend) -> None:
-    prove(fake_backend, examples=120)
-
-
-def test_an_index_in_a_real_redis_equals_its_journals_after_any_history(
-    real_backend: Backend,
+@histories(40, 200)
+def test_an_index_equals_its_journals_after_any_history(
+    fake_backend: Backend, examples: int
 ) -> None:
-    prove(real_backend, examples=30)
+    prove(fake_backend, examples)
+
+
+@histories(10, 50)
+def test_an_index_in_a_real_redis_equals_its_journals_after_any_history(
+    real_backend: Backend, examples: int
+) -> None:
+    prove(real_backend, examples)

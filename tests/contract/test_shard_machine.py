@@ -40,7 +40,7 @@ from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, Receipt, decode, without_void
 from blackbox.records.request import Cancel, Invalid, Reason, Request, request_id
-from tests.contract.conftest import Backend
+from tests.contract.conftest import Backend, histories
 from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
@@ -467,8 +467,9 @@ class ShardMachine(RuleBasedStateMachine):
         return {offset for _, receipt in without_void(kept) for offset in receipt.removals()}
 
 
+@histories(50, 250)
 def test_every_request_has_one_outcome_whatever_fails(
-    fake_backend: Backend, monkeypatch: pytest.MonkeyPatch
+    fake_backend: Backend, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_WAIT_S", 0)
     monkeypatch.setattr("blackbox.index.intake_changes.IN_FLIGHT_LOOK_S", 0)
@@ -480,7 +481,7 @@ def test_every_request_has_one_outcome_whatever_fails(
     run_state_machine_as_test(
         OnThisRedis,
         settings=settings(
-            max_examples=150,
+            max_examples=examples,
             stateful_step_count=30,
             suppress_health_check=list(HealthCheck),
         ),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blackbox.formats import Options, make_format
 from blackbox.records.entry import Entry
 from blackbox.records.recurrence import LOOKS_AHEAD_YEARS, cron, every, next_ms, next_request_value
-from blackbox.records.request import Record, Request
+from blackbox.records.request import Invalid, Record, Request
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW_MS = 1_800_000_000_000
@@ -192,3 +192,15 @@ def test_a_long_text_is_refused_before_it_is_read() -> None:
     for zone in ("a" * 900_000, "/".join("a" * 5_000)):
         with pytest.raises(ValueError, match="timezone: give a name"):
             cron("0 8 * * *", zone, NOW_MS)
+
+
+def test_a_cron_whose_times_are_too_far_apart_is_refused_though_its_first_time_is_near() -> None:
+    """The request for its second time would be refused, and the recurrence would end."""
+    january_ms = ms("2028-01-15T00:00")
+    format = make_format(
+        "countdown", Options(400 * 86_400, own_topics=lambda topic: False, topic="TB")
+    )
+    for days, is_taken in (("29 2 *", False), ("28 2 *", True)):
+        asked = {"topic": "orders", "message": "m", "id": "a", "cron": f"0 0 {days}"}
+        read = format.parse(Record(0, january_ms, None, orjson.dumps(asked), []), january_ms)
+        assert isinstance(read, Request if is_taken else Invalid), read
