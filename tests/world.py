@@ -273,6 +273,16 @@ class World:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         for future in admin.create_topics(list(topics)).values():
             future.result()
+        until("the broker knows the new topics", lambda: self._have_leaders(admin, topics))
+
+    @staticmethod
+    def _have_leaders(admin: AdminClient, topics: Sequence[NewTopic]) -> bool:
+        known = admin.list_topics(timeout=10).topics
+        return all(
+            topic.topic in known
+            and all(at.leader >= 0 for at in known[topic.topic].partitions.values())
+            for topic in topics
+        )
 
     def environment(self, **more: object) -> dict[str, str]:
         """What a service of this world is given; `poll_interval_ms=100` sets that variable too."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
+from blackbox.core.promotion import Promoted
 from blackbox.core.recovery import Recovered
 from blackbox.engine.lateness import Lateness
 from blackbox.records.receipt import Mark
@@ -70,6 +71,10 @@ GAUGES = {
     ),
     "journal_low_water_position": (
         "Low-water mark: records below it are not needed for a rebuild", "shard", "journal",
+    ),
+    "cold_unpromotable": (
+        "Requests of the cold tier that the last promotion could not write again: Kafka no longer has their record, and "
+        "they are lost (removed), or does not accept it any more (refused)", "shard", "reason",
     ),
     "rebuild_records": (
         "Requests that the last rebuild has read (read), and that it has to read in all (total)", "shard", "state",
@@ -206,6 +211,10 @@ class Metrics:
     def rebuilding(self, shard: Shard, read: int, total: int) -> None:
         self._gauges["rebuild_records"].labels(str(shard), "read").set(read)
         self._gauges["rebuild_records"].labels(str(shard), "total").set(total)
+
+    def promoted(self, shard: Shard, done: Promoted) -> None:
+        for reason, count in (("removed", done.lost), ("refused", done.refused)):
+            self._gauges["cold_unpromotable"].labels(str(shard), reason).set(count)
 
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""

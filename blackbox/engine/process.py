@@ -65,7 +65,7 @@ class ProcessEngine:
             closed=self._reader.stop,
         )
         self._promotion = PromotionJob(
-            settings, self._kafka, self._clock, shards=self._pool.open_shards
+            settings, self._kafka, metrics, self._clock, shards=self._pool.open_shards
         )
         self._hidden = hidden_records.HiddenRecords(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(

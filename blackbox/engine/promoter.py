@@ -16,6 +16,7 @@ from blackbox.config.wiring import formats
 from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
+from blackbox.engine.metrics import Metrics
 from blackbox.index.inspector import Inspector
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.promotion_producer import ShardPromotionProducer
@@ -114,6 +115,7 @@ class PromotionJob:
 
     settings: Settings
     access: KafkaAccess
+    metrics: Metrics
     clock: Clock
     shards: Callable[[], Collection[Shard]]
 
@@ -153,6 +155,8 @@ class PromotionJob:
 
         confirm()
         done = self._promoter.promote(shard, self.clock.earliest_ms(), confirm)
+        confirm()
+        self.metrics.promoted(shard, done)
         if done.near or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",

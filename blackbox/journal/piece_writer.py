@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     explained,
     journal_error,
-    outcome,
 )
 from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Headers
 
 ASK_S = 0.2
+ASKED_AT_ONCE = 16
 
 LAYOUT = "1"
 """The version of how files are cut into pieces. In another layout, the same numbers mean other rows."""
@@ -63,11 +63,11 @@ def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
 
 
 class PieceProgressReader:
-    """The committed progress of pieces. Not safe for use from two threads at once."""
+    """The committed progress of pieces. May be used by several threads at once."""
 
     def __init__(self, access: KafkaAccess, topic: str) -> None:
-        self._admin: AdminClient = access.admin()
-        self._topic = topic
+        self._access = access
+        self._at = TopicPartition(topic, 0)
 
     def of(
         self, names: Iterable[str], *, wait_for_commits: bool = False
@@ -78,44 +78,38 @@ class PieceProgressReader:
         any open transaction, 20 s at most.
         """
         deadline = time.monotonic() + SETTLE_S
-        found: dict[str, PieceProgress] = {}
-        left = list(names)
+        ask = partial(self._ask, wait_for_commits=wait_for_commits, deadline=deadline)
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            names = list(names)
+            marks = pool.map(ask, names)
+            return {name: mark for name, mark in zip(names, marks, strict=True) if mark is not None}
+
+    def _ask(self, name: str, *, wait_for_commits: bool, deadline: float) -> PieceProgress | None:
         while True:
             is_last = time.monotonic() > deadline
-            left = self._ask(left, found, settled=wait_for_commits and not is_last, is_last=is_last)
-            if not left:
-                return found
-            time.sleep(ASK_S)
-
-    def _ask(
-        self, names: Sequence[str], found: dict[str, PieceProgress], *, settled: bool, is_last: bool
-    ) -> list[str]:
-        """Ask about all pieces at once; returns those to ask about again."""
-        answers = {
-            name: self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(name, [TopicPartition(self._topic, 0)])],
-                require_stable=settled,
-                request_timeout=REQUEST_TIMEOUT_S,
-            )[name]
-            for name in names
-        }
-        again = []
-        for name, answer in answers.items():
             try:
-                [at] = outcome(answer).topic_partitions
-                if at.error is not None:
-                    raise KafkaException(at.error)
-                if (mark := _mark(name, at)) is not None:
-                    found[name] = mark
+                return _mark(name, self._committed(name, settled=wait_for_commits and not is_last))
             except KafkaException as error:
                 cause = error.args[0]
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
-                    continue
+                    return None
                 if is_last or not (cause.retriable() or cause.code() in _PASSING):
-                    needs = _right(cause, name, self._topic)
+                    needs = _right(cause, name, self._at.topic)
                     raise journal_error(error, f"{name}: cannot read its progress", needs) from None
-                again.append(name)
-        return again
+            time.sleep(ASK_S)
+
+    def _committed(self, name: str, *, settled: bool) -> TopicPartition:
+        # A consumer for each group, not one admin client for all: while the coordinator of a group
+        # moves, librdkafka dereferences NULL there, and the process dies (its issue 5315, open).
+        isolation = "read_committed" if settled else "read_uncommitted"
+        consumer = self._access.in_group(name).consumer(**{"isolation.level": isolation})
+        try:
+            [at] = consumer.committed([self._at], timeout=REQUEST_TIMEOUT_S)
+        finally:
+            consumer.close()
+        if at.error is not None:
+            raise KafkaException(at.error)
+        return at
 
 
 _PASSING = (
@@ -126,6 +120,7 @@ _PASSING = (
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -23,8 +24,11 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Changes
 from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.terminal import instant
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.promoter import PromotionJob
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.records.clock import Clock
 from blackbox.records.request import Shard, request_id
 from tests.service.test_cli import blackbox
 from tests.world import PARTITIONS, World, until
@@ -245,6 +249,27 @@ def test_what_kafka_removed_too_early_is_said_to_be_lost(
     assert "retention removed 1 cold requests" in caplog.text
     year.pass_to(year.began_ms + 99 * DAY_MS)
     assert year.delivered() == ["kept"]
+
+
+def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> None:
+    year.ask("far", year.began_ms + 99 * DAY_MS)
+    year.ask("kept", year.began_ms + 99 * DAY_MS)
+    year.pass_to(year.began_ms)
+    remove_up_to(year, 1)
+    metrics, scheduler = Metrics(), BackgroundScheduler()
+    PromotionJob(year.settings, year.access, metrics, Clock(), shards=lambda: year.shards).add_to(
+        scheduler
+    )
+    for _ in range(2):  # each run finds the same one
+        scheduler.get_job("promote").func()
+
+    shown = {
+        reason: metrics.registry.get_sample_value(
+            "blackbox_cold_unpromotable", {"shard": str(year.shards[0]), "reason": reason}
+        )
+        for reason in ("removed", "refused")
+    }
+    assert shown == {"removed": 1, "refused": 0}
 
 
 @pytest.mark.parametrize("header", [b"", b"[0,0,1,false]x", b"[7,0,1,false]", b"[0,0,1]", b"null"])

@@ -83,7 +83,7 @@ class SparkEngine:
             lost=self._lost,
         )
         self._promotion = PromotionJob(
-            settings, self._kafka, self._clock, shards=self._membership.owned
+            settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
         self._hidden = hidden_records.HiddenRecords(self._kafka, metrics, self._membership.owned)
         self._oscillator = Oscillator(

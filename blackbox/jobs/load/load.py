@@ -158,8 +158,8 @@ class Load:
             for number, piece in enumerate(file.pieces)
         }
         self._progress = PieceProgressReader(self.access, self.topic)
-        self._watched_progress = PieceProgressReader(self.access, self.topic)
         self.pieces_in: dict[str, PieceProgress] = self._progress.of(self._of)
+        self._watched = dict(self.pieces_in)
 
     @property
     def rows_in(self) -> int:
@@ -169,15 +169,15 @@ class Load:
     @property
     def is_finished(self) -> bool:
         """Whether every piece was completely sent when the topic was last read."""
-        return all(self._is_finished(name) for name in self._of)
+        return not self._unfinished(self.pieces_in)
 
-    def _is_finished(self, name: str) -> bool:
-        mark = self.pieces_in.get(name)
-        return mark is not None and mark.rows == mark.total
+    def _unfinished(self, marks: Mapping[str, PieceProgress]) -> list[str]:
+        done = {name for name, mark in marks.items() if mark.rows == mark.total}
+        return [name for name in self._of if name not in done]
 
     def validate(self, session: SparkSession, most_bytes: int, *, whole: bool = False) -> LoadCheck:
         """Validate every row, or those of unfinished pieces. Raises UnusableFile, NotLoaded if Spark fails."""
-        names = [name for name in self._of if whole or not self._is_finished(name)]
+        names = list(self._of) if whole else self._unfinished(self.pieces_in)
         pieces = tuple(self._of[name][1] for name in names)
         task = CheckTask(self.settings, self.topic, self.caller, most_bytes, pieces)
         rows = {name: mark.total for name, mark in self.pieces_in.items()}
@@ -220,7 +220,8 @@ class Load:
 
     def count_rows_in(self) -> int:
         """How many rows are in the topic now. Safe to call from another thread than the one that sends."""
-        return sum(mark.rows for mark in self._watched_progress.of(self._of).values())
+        self._watched |= self._progress.of(self._unfinished(self._watched))
+        return sum(mark.rows for mark in self._watched.values())
 
     def _left(self, rows: Mapping[str, int]) -> list[str]:
         return [
