@@ -15,9 +15,10 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.core.recovery")
 
 FIRST_STRETCH = 100
+# A void reaches back over DOUBTFUL receipts, so recovery must not leave more of them in doubt.
 ATTEMPTS = DOUBTFUL - 2
+# Places that cannot be read in this time are checked while the shard is open.
 PATIENCE_S = 2.0
-"""How long the last receipt's messages are checked; the rest is checked while the shard is open."""
 
 
 def commit_barrier(
@@ -30,15 +31,17 @@ def commit_barrier(
 ) -> tuple[int, int]:
     """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
-    The owner has opened its writer. Its index knows the receipts before `since`, and the groups of
-    the receipts below `checked` have been checked. Raises RecoveryRequired when other owners keep
-    writing receipts, OtherGroup when another group opened the shard at the same moment.
+    The owner has opened its writer. Its index knows the receipts before `since`. Raises
+    RecoveryRequired when other owners keep writing receipts, OtherGroup when another group opened
+    the shard at the same moment.
     """
     missing_count = 0
     for attempt in range(ATTEMPTS):
         bounds = journal.receipt_bounds()
         end = bounds.end
         tail = _tail(journal, Bounds(max(since, bounds.start), end))
+        # An owner commits one receipt after the other, so only its last one may be torn. Later
+        # attempts check all that came between the look and the barrier.
         newest = tail[-1:] if attempt == 0 else tail
         claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
         missing, unread = journal.check(claims, PATIENCE_S)
@@ -61,6 +64,7 @@ def commit_barrier(
         ]
         group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
+        # void also if unread: the request is pending, and `doubtful` keeps it from being delivered
         void = sorted(claim.offset for claim in (*missing, *unread))
         position = writer.commit(
             replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)
@@ -75,7 +79,8 @@ def commit_barrier(
 
 
 def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
-    """The last receipts. Searches further back if there are none, as aborted ones leave only gaps."""
+    """The last receipts."""
+    # aborted ones leave only gaps, so the search may have to go further back
     for stretch in bounds.from_the_end(FIRST_STRETCH):
         if tail := list(journal.receipts(*stretch)):
             return tail

@@ -16,10 +16,9 @@ from blackbox.records.receipt import Places, Receipt, topic_of
 from blackbox.records.request import UNDELIVERABLE, Reason, Record
 from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
 
+# Delay of what a strict topic takes only in a later transaction: other messages go before it.
 PART_LATER_MS = 50
-"""Delay of what a strict topic takes only in a later transaction; other messages go before it."""
 UNFIT_LATER_MS = 60_000
-"""Delay before a dead letter that its topic takes in no form is retried."""
 
 
 class DeliveryTransaction:
@@ -32,10 +31,10 @@ class DeliveryTransaction:
     def __init__(
         self, writer: Writer, triage: Triage, batch: DueBatch, known: int, now_ms: int
     ) -> None:
-        """Read what dead letters need from Kafka: within the transaction, it could time out."""
         self._writer, self._triage, self._batch = writer, triage, batch
         self._known, self._now_ms = known, now_ms
         self.ready, self.dead = dict(batch.ready), dict(batch.dead)
+        # now, not within the transaction, which could time out
         self._originals = self._read_originals(batch.dead)
         self._places: Places = {}
         self._letters: Places = {}
@@ -51,6 +50,7 @@ class DeliveryTransaction:
 
     def send(self) -> bool:
         """Send messages and dead letters; defer those for a later transaction; return whether any is left."""
+        # messages first: those that the client refuses become dead letters of this transaction
         later = self._send_messages()
         refused_now = {o: e for o, e in self.dead.items() if o not in self._batch.dead}
         self._originals |= self._read_originals(refused_now)
@@ -70,7 +70,7 @@ class DeliveryTransaction:
         suspects: dict[int, Refusal] = {}
         for part, places in (
             (follow_ups.requests(ended, self._now_ms), self._follow_ups),
-            (follow_ups.copies(delivered), {}),
+            (follow_ups.copies(delivered), {}),  # receipts do not name copies
         ):
             for message in part:
                 refusal = self._writer.send(message, places)
@@ -100,6 +100,7 @@ class DeliveryTransaction:
             delivered=self._places,
             dead=undeliverable,
             expired=expired,
+            # also a replacement that came too late: like an invalid record, it ended nothing
             invalid=[offset for offset in dead if offset not in others],
             letters=self._letters,
             topics=dict(self._triage.targets.ids(topics)),
@@ -136,6 +137,7 @@ class DeliveryTransaction:
                 unfit += [why for why in refusals[-1:] if why is not None]
                 # written again: its payload must outlive the wait
                 later[offset] = UNFIT_LATER_MS, entry
+            # if the client refuses a form that the topic would take, the next smaller one is sent
             elif self._has_place(fitting[0], later) and all(
                 self._writer.send(form, self._letters) is not None for form in fitting
             ):
@@ -171,6 +173,7 @@ class DeliveryTransaction:
         arrived = {offset for pairs in self._places.values() for offset, _ in pairs}
         arrived |= self.dead.keys()
         waiting = {o: e.target for o, e in self.ready.items() if o not in arrived}
+        # a cached answer may be from before the target became unavailable
         refusals = self._triage.reported_unavailable(set(waiting.values()), refresh=True)
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 

@@ -23,6 +23,7 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
+# How late receipts record which requests callers' rules have judged, in case Redis is lost.
 RECEIPT_AFTER_MS = 5_000
 
 
@@ -80,17 +81,7 @@ class Dispatch:
         return self.triage.shard
 
     def tick(self, now_ms: int) -> Dispatched:
-        """Deliver one batch of what is due at `now_ms`.
-
-        The steps are those of `docs/how-it-works.md`, which says what a crash after each leaves behind.
-
-        D1. read positions and due members that belong together, then the payloads. The batch after a
-            full one is read while Kafka is busy with the full one. Then mark the batch as in flight
-            in Redis, without what was cancelled or replaced since it was read;
-        D2. begin a transaction; send messages and dead letters, and flush them;
-        D3. send the receipt that names where each went;
-        D4. commit;
-        D5. one MULTI under WATCH: remove what the receipt names, and set the position `receipts`.
+        """Deliver one batch of what is due at `now_ms`: D1 to D5 of `docs/how-it-works.md`.
 
         What cannot be delivered now is postponed, out of the head of the queue. Raises
         RecoveryRequired when an outcome is unknown or the positions are not the ones last seen.
@@ -103,13 +94,14 @@ class Dispatch:
         self._next = None
         if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:
             self._doubtful.check(now_ms, self._known)
+            # again: the check may have ended some of the batch, and released others
             did, batch = self._read(now_ms)
         self.done = did
         pace = self.triage.pace
         later = {} if pace is None else defer_over_rate(batch, pace, now_ms)
         try:
             if batch.ready or batch.dead:
-                # no read-ahead while a parked backlog comes out: it is stored apart from what is due
+                # no read-ahead while a parked backlog comes out: it is apart from what is due
                 reads_ahead = did.is_full and not batch.alone and not self._has_released
                 reads_ahead = reads_ahead and not self._release() and not self._has_skipped
                 self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
@@ -117,6 +109,7 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 self._write_receipt_alone(now_ms)
         except BaseException:
+            # the messages are read again after recovery, and then reserve their times again
             if pace is not None:
                 give_back(pace, later)
             raise
@@ -143,7 +136,8 @@ class Dispatch:
         return self._triaged(due, now_ms)
 
     def _release(self) -> Collection[str]:
-        """The targets whose parked entries come out; none before the first look has shown what is paused."""
+        """The targets whose parked entries come out."""
+        # none before the first read, which shows which targets are paused
         parked = self.index.parked() if self._paused is not None else {}
         return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
@@ -156,6 +150,7 @@ class Dispatch:
         # were skipped, which came in later and were due earlier: the next read begins with them.
         self._has_skipped = due.left_out > 0
         due = due._replace(
+            # look again at once: requests that come in during the delivery do not wait for a poll
             is_full=True,
             pending=due.pending - len(in_flight),
             parked={**before.parked, **due.parked},  # `before.parked` is not in Redis yet
@@ -164,6 +159,8 @@ class Dispatch:
         return self._triaged(due, now_ms)
 
     def _triaged(self, due: DueEntries, now_ms: int) -> tuple[Dispatched, DueBatch]:
+        # This read left out what is parked for a target that has just been resumed: `release` came
+        # from an earlier look, in which the target was paused. So look again at once.
         was_resumed = bool(due.parked) and (self._paused is None or bool(self._paused - due.paused))
         self._paused, self._has_released = due.paused, bool(due.released)
         self._doubtful.claims = due.doubtful
@@ -179,7 +176,9 @@ class Dispatch:
     def _deliver(
         self, batch: DueBatch, did: Dispatched, now_ms: int, *, reads_ahead: bool = False
     ) -> None:
+        # before the transaction begins: reading a long backlog could outlast it
         self._prepare_follow_ups(batch)
+        # from here on a cancel is too late: cancels and replacements wait until the batch has left
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
@@ -188,15 +187,19 @@ class Dispatch:
         try:
             if not delivery.send():
                 self.writer.abort()
+                # nothing is settled, so cancels and replacements would wait for these requests
                 self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return
             delivery.send_follow_ups()
+            # while Kafka takes this batch; `flush` waits for it
             if reads_ahead:
                 self._next = self._read_ahead(now_ms, batch)
             failed = delivery.flush()
+            # after the flush: only then are the offsets of the follow-ups known
             delivery.check_follow_ups()
         except Refused as refused:
+            # before the error requires recovery: the next owner would send the same batch again
             sent = delivery.ready | delivery.dead
             self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
@@ -222,6 +225,7 @@ class Dispatch:
         did.targets.update([entry.target for entry in delivered])
         did.dead.update([entry.reason or "" for entry in dead.values()])
         _count_postponed(did, batch.deferred)
+        # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
             self._next = None  # what is postponed may have to go before it
             self._postpone(sent, failed, did, now_ms, delivery.apart)
@@ -272,7 +276,7 @@ class Dispatch:
                     "%s: %s; %d deliveries are not postponed but retried at the next check",
                     self.shard, full, len(changes),
                 )  # fmt: skip
-                did.is_full = False
+                did.is_full = False  # else they are read again at once, without end
                 return
             _count_postponed(did, changes)
 

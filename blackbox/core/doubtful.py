@@ -12,13 +12,13 @@ from blackbox.records.receipt import Claim, confirmation, one_incarnation
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
+# Between two checks; each pause is twice as long as the one before.
 FIRST_PAUSE_MS, MOST_PAUSE_MS = 500, 10_000
-"""The pauses between two looks at what is in doubt, each twice as long as the one before."""
 
 
 @dataclass(slots=True)
 class Doubtful:
-    """What could not be checked when the shard was opened. It is checked again from `check_at_ms` on."""
+    """The claims in doubt, which are checked again from `check_at_ms` on."""
 
     index: Index
     writer: Writer
@@ -33,6 +33,7 @@ class Doubtful:
         `known` is the position `requests` of the index. Raises RecoveryRequired.
         """
         claims = list(self.claims.values())
+        # without patience: the due messages of the shard wait for this check
         missing, unread = self.journal.check(claims, 0)
         absent = set(missing)
         found = one_incarnation(c for c in claims if c not in unread and c not in absent)
@@ -44,11 +45,13 @@ class Doubtful:
         if found or missing:
             not_delivered = sorted(claim.offset for claim in missing)
             self.writer.begin()
+            # the receipt first: after a crash, the next owner takes both from it
             position = self.writer.commit(
                 replace(confirmation(found, now_ms, known), void=not_delivered)
             )
             ended_in_doubt = self.index.end_doubt(not_delivered)
             settle(self.index, [*(claim.offset for claim in found), *ended_in_doubt], position)
         self.claims = self.index.doubtful
+        # soon again after a success: one receipt may not have had room for all that was found
         checks = self._checks = 0 if found or missing else self._checks + 1
         self.check_at_ms = now_ms + min(FIRST_PAUSE_MS << min(checks, 5), MOST_PAUSE_MS)

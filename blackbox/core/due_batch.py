@@ -15,13 +15,14 @@ from blackbox.records.request import MAY_COME_BACK, Reason
 FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_SPREAD_MS = 50
+# Well below the least BLACKBOX_GRACE_S, an hour: Redis keeps a payload that long beyond its time.
 PAYLOAD_REWRITTEN_EVERY_MS = 900_000
 DOUBTFUL_LATER_MS = 5_000
+# Bytes (or one larger record) and offsets per transaction: messages wait for the read from Kafka.
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
-"""Bytes (or one larger record) and offsets to read from Kafka for the dead letters of one transaction."""
 
+# Refusals of all that is sent there. Any other may be the fault of one record of a batch.
 TOPIC_WIDE_REASONS = MAY_COME_BACK - {Reason.BROKER_ERROR}
-"""Refusals of whatever is sent there. Any other is given to each record of a batch, for the fault of one."""
 
 QUEUED = "waiting behind earlier messages for the same target"
 
@@ -43,13 +44,12 @@ class DueBatch:
     def park_if_possible(
         self, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
     ) -> bool:
-        """Park a request if possible; return whether it was parked.
-
-        Messages that expire are not parked, nor is what would share a band with another target.
-        """
+        """Park a request if possible; return whether it was parked."""
         to = waits_for(entry)
+        # dispatch does not look at parked entries, so a message would not expire in time
         if not may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
             return False
+        # of two targets in one band, only one would come out
         if self.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
             return False
         self.park(offset, entry, refusal[1])
@@ -72,10 +72,7 @@ class DueBatch:
                     self.park(offset, entry, QUEUED)
 
     def defer_large_letters(self, now_ms: int) -> None:
-        """Defer dead letters whose records are in Kafka, except some close together.
-
-        Messages would wait for the read.
-        """
+        """Defer dead letters whose records are in Kafka, except some close together."""
         large = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)
         read_bytes = 0
         for offset in large:
@@ -83,6 +80,7 @@ class DueBatch:
             if offset - large[0] > MOST_LETTER_SPAN:
                 del self.dead[offset]
                 self.defer_spread(offset, now_ms)
+            # the first one is read whatever its size, or it would never be
             elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:
                 del self.dead[offset]
                 self.deferred[offset] = now_ms, None
@@ -104,7 +102,9 @@ class DueBatch:
             detail = f"{detail}; attempt {later.attempts} of {retries + 1}"
         if entry.reason is None:
             later = later._replace(detail=detail)
+        # `waits` grows as long as an outage lasts, so the shift is limited too
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
+        # then only the score is written, which costs Redis less than the payload
         is_unchanged = reason == Reason.UNREACHABLE and entry.detail == later.detail
         if (
             is_unchanged
@@ -117,11 +117,9 @@ class DueBatch:
 
 
 def may_park(to: str, refusal: Refusal) -> bool:
-    """Whether a refusal allows parking.
-
-    A dead letter waits for its topic, whatever that lacks. A message waits only while its target is
-    unreachable.
-    """
+    """Whether a refusal allows parking."""
+    # A dead letter waits for its topic, whatever that lacks. A message to a missing or forbidden
+    # target becomes a dead letter after some retries instead.
     return refusal[0] == Reason.UNREACHABLE or (to == LETTERS and refusal[0] in TOPIC_WIDE_REASONS)
 
 
@@ -145,5 +143,5 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
 
 
 def _must_rewrite_payload(now_ms: int, wait_ms: int) -> bool:
-    """Whether a waiting payload is written again: Redis keeps it at least an hour beyond its time."""
+    """Whether a waiting payload is written again, which renews its expiry in Redis."""
     return now_ms // PAYLOAD_REWRITTEN_EVERY_MS != (now_ms - wait_ms) // PAYLOAD_REWRITTEN_EVERY_MS

@@ -4,11 +4,10 @@ For a recurring request, this is the request for the next time. For a schedule, 
 and a copy of the message for the history topic.
 
 All but the copy go to the request topic, where callers write as well. A tombstone after a newer
-schedule of the same id would end the newer one, by compaction if not by intake. The next request of
-a recurring one that is being cancelled would bring it back. So before a batch is committed,
-everything between what intake has stored and these records is read from Kafka, including what is
-uncommitted. If one of the batch was asked for again or cancelled there, the transaction is aborted.
-Most of a long backlog is read before the transaction begins.
+schedule of the same id would end the newer one. The next request of a recurring one that is being
+cancelled would bring it back. So before a batch is committed, the records between those that intake
+has stored and these follow-ups are read. If one of the batch was replaced or cancelled there, the
+transaction is aborted.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, off
 
 logger = logging.getLogger("blackbox.core.follow_ups")
 
+# Records of others that are read inside a transaction: they take well under a second of its time.
 MOST_INSIDE = 4000
-"""Records of others to be read inside a transaction: this many take well under a second of its time."""
 
+# Names in a backlog that are kept from one batch to the next: 16 bytes each, 64 MB a shard. Behind
+# them the backlog is read again for each batch. This takes time, but no batch is postponed for it:
+# if Redis is full of recurring requests, intake waits for them to leave.
 MOST_REMEMBERED = 4_000_000
-"""Names in a backlog that are kept from one batch to the next, 16 bytes each: 64 MB a shard.
-
-Behind them the backlog is read again for each batch, for the names of that batch alone. This takes time, but no
-batch is postponed for it: what recurs may be all that Redis is full of, and intake then waits for it to leave.
-"""
 
 
 class UncommittedRequests(Protocol):
     """The request topic, including records that are not committed or never will be."""
+
+    # they come before the follow-ups, and count if they are committed later
 
     def request_bounds(self) -> Bounds: ...
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
@@ -62,7 +61,7 @@ class FollowUps:
     format: Format
     journal: UncommittedRequests
     history_topic: str | None = None
-    # Of names, in the order of the records that name them: an id may have 200 characters.
+    # Of names, in the order of the records that name them: an id may have 1,024 bytes.
     _hashes: array[int] = field(default_factory=lambda: array("q"))
     _offsets: array[int] = field(default_factory=lambda: array("q"))
     _remembered: int = 0
@@ -75,7 +74,7 @@ class FollowUps:
         return self.history_topic is not None or any(entry.recurs for entry in entries)
 
     def topics(self, entry: Entry) -> tuple[str, ...]:
-        """The topics of this request's follow-ups. The request cannot end without them."""
+        """The topics of this request's follow-ups, without which it cannot end."""
         if self.history_topic is not None:
             return self.history_topic, self.shard.topic
         return () if entry.recurs is None else (self.shard.topic,)
@@ -107,16 +106,16 @@ class FollowUps:
                 yield message._replace(topic=self.history_topic)
 
     def read_backlog(self, position: int, ended: Mapping[int, Entry]) -> None:
-        """Read a long backlog above `position` before a transaction begins, which the read could outlast.
+        """Read a long backlog above `position`, before a transaction begins.
 
-        Repeats as long as each pass leaves at most half as much as the one before. Raises
-        RecoveryRequired when Kafka does not answer.
+        Raises RecoveryRequired when Kafka does not answer.
         """
         self._look_for(ended)
         before = math.inf
         while True:
             end = self.journal.request_bounds().end
             left = end - max(position, self._remembered, self._read)
+            # more than half: callers write nearly as fast as this reads
             if left <= MOST_INSIDE or left > before / 2:
                 return
             self._read_names(position, end, set())
@@ -127,8 +126,8 @@ class FollowUps:
     ) -> dict[int, Refusal]:
         """The requests that a later record, before what was written, asks for again or cancels.
 
-        Requests below `position` are known to the index; records above it are read once. Raises
-        RecoveryRequired when Kafka does not answer.
+        The index knows the requests below `position`. Raises RecoveryRequired when Kafka does not
+        answer.
         """
         at = {there for pairs in written.values() for _, there in pairs}
         self._look_for(ended)
@@ -203,8 +202,9 @@ class FollowUps:
 
 
 def _hashed_names(offset: int, entry: Entry) -> Sequence[int]:
-    """The hashes of what others may call this request. Two names with one hash only put a request off for a while."""
-    # One that was carried on is cancelled by its first id.
+    """The hashes of what others may call this request."""
+    # Two names with one hash only postpone a request. One that was carried on is cancelled by its
+    # first id.
     names = (offset, entry.origin, entry.caller_id)
     return [hash(name) for name in names if name is not None]
 

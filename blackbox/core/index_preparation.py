@@ -24,8 +24,8 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
 
+# How far apart the clocks of two owners may be.
 CLOCKS_APART_MS = 60_000
-"""How far apart the clocks of two owners may be."""
 
 
 class StartingPoint(NamedTuple):
@@ -70,6 +70,7 @@ class IndexPreparation:
                 "journals", self.shard,
             )  # fmt: skip
             return self._empty(binding, requests, receipts, kept)
+        # Without such a mark, the index may know more than the journals, and is kept.
         if is_behind and (kept.is_rebuilding or self._mark_covers_pending(requests, binding)):
             logger.warning(
                 "%s: the index is at %s, but the journals begin at %d and %d: the records in "
@@ -98,12 +99,13 @@ class IndexPreparation:
         ends = Positions(requests.end, receipts.end)
         if kept.positions.requests > ends.requests or kept.positions.receipts > ends.receipts:
             raise shortened(self.shard, kept.positions, ends)
+        # if callers have written past the old end, the end offset does not show the loss
         if kept.tail is not None and is_another(self.journal, kept.tail):
             raise replaced(self.shard, kept.tail)
         return kept, binding, requests, receipts
 
     def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> StartingPoint:
-        """Keep an index; if the journals begin after its positions, it knows more than they do."""
+        """Keep an index, also if the journals begin after its positions."""
         positions, gone = kept.positions, None
         if positions.receipts < receipts.start:
             before_ms = self._first_receipt_ms(receipts)
@@ -124,6 +126,7 @@ class IndexPreparation:
                 self.shard, positions.requests, requests.start - 1, self.shard.topic,
             )  # fmt: skip
             self.index.lost_before(requests.start, requests.end)
+            # an empty batch moves the position over the gap
             self.apply(Batch(positions.requests, requests.start, []), None)
             positions = self.index.positions
         return StartingPoint(positions, False, gone, kept.mark, kept.unknown_ms or None)
@@ -138,10 +141,12 @@ class IndexPreparation:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
         gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
+        # without a mark: conditional records that name removed requests are assumed to have counted
         mark, verdicts_below = found or (None, requests.end)
         judged = requests.end
         if mark is None:
             positions = Positions(requests.start, receipts.start)
+            # the first receipt of a new topic is at offset 0, so earlier ones were removed
             if receipts.start > 0:
                 unknown_ms, judged = max(unknown_ms, self._first_receipt_ms(receipts)), 0
                 logger.error(
@@ -171,7 +176,7 @@ class IndexPreparation:
         return StartingPoint(positions, True, gone, mark, unknown_ms or None)
 
     def _mark_covers_pending(self, requests: Bounds, binding: Binding) -> bool:
-        """Whether a mark covers all that is pending. If not, the index may know more than the journals."""
+        """Whether a mark covers all that is pending."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
         return found is not None and found[0].requests >= requests.start
 

@@ -27,8 +27,7 @@ class Taken:
 
     `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
     were not admitted, by reason and caller. `kafka_ahead_ms` is how much later than both local clocks the
-    broker timestamped the last record, 0 if it is earlier. It is a matter of clocks, so it is not
-    compared: two passes that did the same are equal.
+    broker timestamped the last record, 0 if it is earlier.
     """
 
     accepted: int
@@ -38,6 +37,7 @@ class Taken:
     first_due_ms: int | None
     carried: int = 0
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # a matter of clocks: two passes that did the same are equal
     kafka_ahead_ms: int | None = field(default=None, compare=False)
 
 
@@ -70,12 +70,7 @@ class Intake:
     check_log: Callable[[Tail], None] = lambda tail: None
 
     def apply(self, batch: Batch, latest_ms: int, opening: Rebuild | None = None) -> Taken:
-        """Store one batch; storing the same batch again changes nothing.
-
-        I1. parse each record. An invalid one becomes an entry that is due at once, which dispatch
-            moves to the dead-letter topic. One beyond the horizon only sets a bit;
-        I2. compare the positions in Redis with the position the batch was read from;
-        I3. in one MULTI: entries, replacements and cancels, then the position `requests`.
+        """Store one batch: I1 to I3 of `docs/how-it-works.md`. The same again changes nothing.
 
         `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
         did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
@@ -83,6 +78,8 @@ class Intake:
         unknown, Shortened when the log has lost its end and other records took its place.
         """
         rulings = None if self.admission is None else self.admission.rulings()
+        # I1. An invalid record becomes an entry that is due at once: dispatch writes the dead
+        # letter in the transaction of a receipt, so it has one outcome even after a crash.
         parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
         if opening is not None and opening.unknown_before_ms is not None:
             changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
@@ -97,7 +94,7 @@ class Intake:
         while_busy: Callable[[], None] | None = None,
         opening: Rebuild | None = None,
     ) -> Taken:
-        """Store a parsed batch, steps I2 and I3 of `apply`; while Redis is busy, call `while_busy`."""
+        """Store a parsed batch, steps I2 and I3; while Redis is busy, call `while_busy`."""
         rulings = parsed.rulings
         checked_tail: Tail | None = None
         over: Mapping[int, Refusal] | None = None
@@ -106,6 +103,8 @@ class Intake:
             nonlocal over, checked_tail
             if parsed.tail is not None and view.tail is not None and view.tail != checked_tail:
                 is_again = parsed.start < view.positions.requests
+                # A log loses its end only when another leader begins. The first record of a batch
+                # that begins below the position does not show whether one did.
                 if is_again or view.tail.may_be_lost(parsed.epoch):
                     self.check_log(view.tail)
                 checked_tail = view.tail

@@ -17,11 +17,11 @@ from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
 from blackbox.records.request import OUTCOME_UNKNOWN, Cancel, Invalid, Reason, Record, Request
 
+# Clients and topics take 1 MB by default; a carried record has one more header.
 MOST_COLD_BYTES = 900_000
-"""The largest cold value. A larger one may not be writable again: clients and topics take 1 MB by default."""
 
+# A caller whose requests are refused must not fill Redis for the others.
 MOST_REFUSED_BYTES = 1_000
-"""The largest refused record kept in Redis: a caller whose requests are refused must not fill it for all."""
 
 TIMELINESS_LOST = (
     "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
@@ -35,6 +35,7 @@ def interpret_record(
 ) -> tuple[Change | None, Request | None]:
     """What a record changes, None: nothing; and the request in it, if rules are to judge it."""
     if carried(record.headers):
+        # no request for the rules: they judged it when its own record was read
         return _read_carried(format, record, latest_ms), None
     parsed: Request | Cancel | Invalid | None
     replaced_id: str | None = None
@@ -49,6 +50,7 @@ def interpret_record(
     else:
         parsed = format.parse(record, latest_ms)
     if isinstance(parsed, Invalid):
+        # due at once, also if its writer set a timestamp in the future
         return refused_entry(record, parsed, min(record.timestamp_ms, latest_ms)), None
     if not isinstance(parsed, Request):
         return parsed, None
@@ -60,12 +62,11 @@ def interpret_record(
 
 
 def reread(format: Format, record: Record) -> Entry:
-    """The entry of a request whose stored form was lost.
-
-    A replacement by id becomes a dead letter: only the stored form showed whether it was in time.
-    """
+    """The entry of a request whose stored form was lost."""
+    # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
+        # only the stored form showed whether it was in time
         letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
         lost = refused_entry(record, letter, record.timestamp_ms)
         return lost._replace(caller_id=change.caller_id)
@@ -109,7 +110,8 @@ def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: in
 
 
 def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
-    """Whether a request stays out of the index, no matter when it is read."""
+    """Whether a request stays out of the index."""
+    # by the record alone, not by the time of reading: a rebuild must come to the same result
     if horizon_ms is None or record.timestamp_ms < 0:
         return False
     is_far_ahead = request.due_ms - record.timestamp_ms > horizon_ms
@@ -130,6 +132,7 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
         len(part) for part in (record.key, record.value, *names_and_values) if part is not None
     )
     if size > MOST_REFUSED_BYTES:
+        # the dead letter is built from the record in Kafka
         return entry._replace(left_bytes=size)
     return entry._replace(message=record.value, key=record.key, headers=record.headers)
 
@@ -137,10 +140,11 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
 def not_admitted(
     record: Record, request: Request, change: Change, refusal: Refusal, due_ms: int
 ) -> Change:
-    """The dead letter of a request that is not admitted; it still ends what that would have replaced."""
+    """The dead letter of a request that is not admitted."""
     reason, detail = refusal
     letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
     letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
+    # a refused request still replaces: its caller has declared the earlier one obsolete
     return change._replace(content=letter) if type(change) is Replacement else letter
 
 

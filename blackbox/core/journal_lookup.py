@@ -19,25 +19,19 @@ class JournalLookup(JournalSearch):
 
         So a cancel or a replacement counts once it is written. One that a service has not read when
         the message is due comes too late, and the status is `delivered` then.
-
-        1. read the end of the requests before the receipts: what has ended by now has its receipt
-           by then;
-        2. read the receipts;
-        3. read the later records: the request may have been cancelled, replaced, or carried on.
-
-        If it was carried on, its own record may be gone by then; the record in its place names it.
         """
         own = self.own_record(offset)
-        bounds = self.journal.request_bounds()  # 1
+        # before the receipts are read: a request that has an outcome by now is in one of them
+        bounds = self.journal.request_bounds()
         if own.status.state == "unknown" and offset < bounds.start:
+            # it may have been carried on: the record in its place names it
             there = self.carried_to(own, 0)
             return own.status if there is None else self._status_of_carried(own, there, bounds.end)
         if own.status.state != "unread":
             return own.status
-        return self._by_both_journals(own, bounds.end)  # 2, 3
+        return self._by_both_journals(own, bounds.end)
 
     def own_record(self, offset: int) -> OwnRecord:
-        """What the request's own record says."""
         return read_own_record(self.shard, self.journal, self.format, offset, self.now_ms)
 
     def replaced_by(self, own: OwnRecord, since: int) -> int | None:

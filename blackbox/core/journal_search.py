@@ -18,17 +18,14 @@ from blackbox.records.receipt import Places, Receipt, without_void
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Record, Shard, request_id
 
+# A receipt may be timestamped so much earlier than the time in question, by another clock.
 CLOCKS_APART_MS = 60_000
-"""How much earlier than the time in question a receipt may be timestamped: the difference between clocks."""
-
+# No longer than a person or an HTTP client waits for an answer.
 LOOK_UP_S = 5.0
-"""How long a look-up may read: no longer than a person or an HTTP client waits for an answer."""
-
+# Some seconds of a core, which the service lacks during that time.
 LOOK_UP_RECORDS = 200_000
-"""How many records a look-up may read: some seconds of a core, which the service lacks during that time."""
-
+# Offsets that are read first, where the record probably is: one fetch.
 NEAR = 4_000
-"""How many offsets are read first, where the record probably is: one fetch."""
 
 
 class LimitReached(Exception):
@@ -76,15 +73,15 @@ class JournalSearch:
     def outcome(self, own: OwnRecord, since: int = 0) -> RequestStatus | None:
         """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
 
-        A request is named soon after it was due, or soon after it was written if it was refused.
-        These ranges are read first. Without its record, the receipts from the first one whose
-        writer knew the request are. No receipt below `since` is read.
+        No receipt below `since` is read.
         """
         if not self.has_receipts:
             return None
         bounds = self.journal.receipt_bounds()
         end = bounds.end
         first = min(max(bounds.start, since), end)
+        # A receipt names a request soon after it was due, or soon after it was written if it was
+        # refused. Without its record, its receipt is after the first one whose writer knew it.
         written = self._first_since(own.written_ms, first, end)
         if own.written_ms is None:
             near = self._first_that_knew(own.offset, written, end)
@@ -103,11 +100,8 @@ class JournalSearch:
         return self._carried_in(own, near, min(near + NEAR, high))
 
     def carried_to(self, own: OwnRecord, horizon_ms: int, since: int = 0) -> int | None:
-        """The record, not below `since`, that a request of the cold tier has become; None if none is found.
-
-        Promotion writes it about a horizon before it is due: the records from there on are read
-        first.
-        """
+        """The record, not below `since`, that a cold request has become; None if none is found."""
+        # promotion writes it about a horizon before it is due
         low, high = self._offsets_after(own, since)
         near = self._first_promoted(own, horizon_ms, low, high)
         for first, last in _nearest_first(low, near, high):
@@ -127,6 +121,8 @@ class JournalSearch:
         }
         view = View(Positions(at, 0), frozenset(), {}, named=named)
         for batch in self._requests(start, end):
+            # The request for the next time has the same caller id, but does not replace this one:
+            # it is written with this one's receipt.
             others = [record for record in batch.records if not self._follows(record, at)]
             changes = parse(self.format, batch._replace(records=others), self.now_ms, None).changes
             touched = touched_by(changes)
@@ -178,11 +174,8 @@ class JournalSearch:
         return end if found is None else min(max(found, start), end)
 
     def _first_that_knew(self, offset: int, first: int, end: int) -> int:
-        """The first receipt whose writer's index knew the request, by bisection.
-
-        Not exact if an owner that had just lost its index wrote a receipt that knew less than
-        earlier ones.
-        """
+        """The first receipt whose writer's index knew the request, by bisection."""
+        # Not exact if an owner that had just lost its index knew less than earlier receipts.
         while first < end:
             middle = (first + end) // 2
             at, receipt = next(self._receipts(middle, end), (end, None))
@@ -193,10 +186,11 @@ class JournalSearch:
         return first
 
     def _outcome_in(self, own: OwnRecord, first: int, last: int, end: int) -> RequestStatus | None:
-        """The outcome in the receipts `first` to `last` - 1. Later receipts may void one of these."""
+        """The outcome in the receipts `first` to `last` - 1."""
         if first >= last:
             return None
         offset = own.offset
+        # beyond `last`, as later receipts may void an outcome
         for at, receipt in without_void(self._receipts(first, end)):
             if at >= last:
                 return None
@@ -213,7 +207,7 @@ class JournalSearch:
         return None
 
     def _follows(self, record: Record, at: int) -> bool:
-        """Whether a record asks for the next time of a request. It is written with that request's receipt."""
+        """Whether a record asks for the next time of the request at this offset."""
         source = self.shard.source(at).encode()
         return follows(record.headers) and record.headers[-1][1] == source
 

@@ -17,11 +17,10 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.low_water")
 
+# Pairs of positions per mark. With more of them, receipts could be removed a little earlier.
 PAIRS = 32
-"""Pairs of positions that a mark remembers. With more of them, receipts could be removed a little earlier."""
 
-IGNORED_PER_RECEIPT = 10_000
-"""Ignored records per receipt, some 120 kB."""
+IGNORED_PER_RECEIPT = 10_000  # some 120 kB
 
 
 @dataclass(slots=True)
@@ -40,12 +39,6 @@ class LowWater:
     def write(self, walked: Positions, lowest: int) -> Mark:
         """Record that requests below `lowest` have ended, as found by a walk that began at `walked`.
 
-        1. write which conditional records did not count. A rebuild from the mark cannot know this,
-           as the requests that they name may be below the mark;
-        2. write the mark, with the last of these receipts or alone: all verdicts below its `read`
-           are recorded by then;
-        3. store the mark in the index too, with the pairs that the next one needs.
-
         Nothing is written if no request was added and the mark did not move. Raises
         RecoveryRequired as any commit does.
         """
@@ -55,8 +48,11 @@ class LowWater:
             return self.last
         is_complete = False
         while not is_complete:
+            # A rebuild from the mark cannot judge conditional records again: the requests that they
+            # name may be below the mark. So receipts record which of them did not count.
             position, ignored = self.index.unrecorded(IGNORED_PER_RECEIPT)
             is_complete = len(ignored) < IGNORED_PER_RECEIPT
+            # The mark comes last: its receipt says that all verdicts below its `read` are recorded.
             written = mark if is_complete else None
             self.writer.begin()
             receipt = Receipt(
@@ -64,24 +60,24 @@ class LowWater:
                 topic_id=self.topic_id, group=self.group,
             )  # fmt: skip
             receipts = self.writer.commit(receipt)
+            # After the commit: this removes the verdicts from the index.
             self.index.settle({}, receipts, recorded=ignored, mark=written)
         self.last, self.walked = mark, walked.requests
         return mark
 
 
 def next_mark(last: Mark | None, walked: Positions, lowest: int) -> Mark:
-    """The mark that follows from a walk. It never goes back.
-
-    Receipts below the second position of a pair name only requests below its first one. So the
-    receipts that are needed begin at the last pair whose first position is not above the mark.
-    """
+    """The mark that follows from a walk. It never goes back."""
     before = last or Mark(0, 0)
     requests = max(lowest, before.requests)
     pairs = sorted({*map(tuple, before.pairs), tuple(walked)})
+    # Receipts below the second position of a pair name only requests below its first one, so
+    # the receipts that are needed begin at the last pair that is not above the mark.
     behind = [pair for pair in pairs if pair[0] <= requests]
     receipts = max([before.receipts, *(pair[1] for pair in behind)])
     later = [pair for pair in pairs if pair[0] > requests]
     while len(later) > PAIRS:
+        # The first and the last pair stay. The pair with the closest neighbours is missed least.
         gaps = [after[0] - first[0] for first, after in zip(later, later[2:], strict=False)]
         del later[1 + gaps.index(min(gaps))]
     return Mark(requests, receipts, [(at, there) for at, there in later])

@@ -1,4 +1,4 @@
-"""A growing set of offsets in memory, one bit for each: the requests that have ended, while an index is rebuilt."""
+"""The requests that have ended, in memory while an index is rebuilt."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ _BITS = tuple(0x80 >> bit for bit in range(8))
 
 
 class OffsetSet:
-    """A growing set of offsets, in Redis' bit order."""
+    """A growing set of offsets, one bit for each, in Redis' bit order."""
 
     def __init__(self) -> None:
         self._segments: dict[int, bytearray] = {}
 
     def add(self, offsets: Iterable[int]) -> int:
-        """Add offsets; return how many there were.
-
-        A rebuild reads forty million of them, so there is no function call for each.
-        """
+        """Add offsets; return how many there were."""
+        # a rebuild reads forty million of them, so there is no function call for each
         segments, count = self._segments, 0
         for offset in offsets:
             count += 1

@@ -29,7 +29,9 @@ class Outcomes:
     def add(self, receipt: Receipt) -> None:
         self.count += self.ended.add(receipt.removals())
         self.ignored += receipt.ignored
+        # `invalid` too: a replacement that came too late became a dead letter
         self.too_late.add(chain(receipt.ignored, receipt.invalid))
+        # before `doubtful`: a barrier lists requests in doubt in both
         for offset in receipt.void:
             self._doubtful.pop(offset, None)
             self.undelivered.add(offset)
@@ -38,6 +40,7 @@ class Outcomes:
             self.undelivered.discard(claim.offset)
         self.judged = max(self.judged, receipt.read)
         self.unknown_ms = max(self.unknown_ms, receipt.unknown_ms)
+        # last: this receipt, too, is about the requests that the log lost
         for first in receipt.cut:
             self._forget_from(first)
 
@@ -46,7 +49,7 @@ class Outcomes:
         return {o: claim for o, claim in self._doubtful.items() if o not in self.ended}
 
     def _forget_from(self, first: int) -> None:
-        """Forget all from this offset on: the log had lost its end, and other records are there now."""
+        """Forget all from this offset on: other records are there now."""
         self.ended.forget_from(first)
         self.too_late.forget_from(first)
         self.ignored = [offset for offset in self.ignored if offset < first]

@@ -29,7 +29,6 @@ class OwnRecord(NamedTuple):
 def read_own_record(
     shard: Shard, journal: Journal, format: Format, offset: int, now_ms: int
 ) -> OwnRecord:
-    """Read the record of a request, and what it says."""
     record = journal.record(offset)
     if record is None:
         return OwnRecord(offset, None, _status(shard, offset, "unknown"), offset)
@@ -38,7 +37,7 @@ def read_own_record(
 
 
 def origin_of(record: Record) -> int:
-    """The offset of the request as its caller wrote it; for a carried record, another offset."""
+    """The offset of the request as its caller wrote it."""
     if carried(record.headers):
         with suppress(ValueError):  # a forged one
             return carry_of(record).origin

@@ -1,8 +1,4 @@
-"""Where parked entries are in an index: after everything else, each target in a band of its own.
-
-A parked entry costs nothing, however long it waits. Entries come out in the order of their due
-times. Pure: no I/O.
-"""
+"""Where parked entries are in an index: after everything else, each target in a band of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +6,14 @@ from zlib import crc32
 
 from blackbox.records.entry import Entry
 
+# Width of a band of scores in `due`. Scores below it are times, up to the year 2248.
 BAND_MS = 1 << 43
-"""Width of a band of scores in `due`. Scores below it are times, up to the year 2248."""
 
 LETTERS = ""
 """In place of a target: the entry waits for the dead-letter topic, whatever its name."""
 
+# Scores are doubles, which hold whole numbers exactly up to 1024 bands.
 BANDS = 1021
-"""Scores are doubles, which hold whole numbers exactly up to 1024 bands."""
 
 
 def waits_for(entry: Entry) -> str:
@@ -26,10 +22,8 @@ def waits_for(entry: Entry) -> str:
 
 
 def band_of(target: str) -> int:
-    """The band of a target, the same in every process.
-
-    Targets that share a band must not be parked together: only one of them would come out.
-    """
+    """The band of a target. Targets that share one must not be parked together."""
+    # crc32, not hash(): the same in every process
     return 1 + crc32(target.encode()) % BANDS
 
 

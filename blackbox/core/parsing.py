@@ -49,7 +49,7 @@ def parse(
     horizon_ms: int | None,
     rulings: Rulings | None = None,
 ) -> Parsed:
-    """Parse what a batch's records ask for; no side effects. Without `rulings` all is allowed."""
+    """Parse what a batch's records ask for. Without `rulings` all is allowed."""
     changes: list[tuple[int, Change]] = []
     for record in batch.records:
         change, request = interpret.interpret_record(format, record, latest_ms, horizon_ms)

@@ -16,7 +16,7 @@ from blackbox.records.request import Cancel, Record, Request
 
 
 class Positions(NamedTuple):
-    """The two journal positions that define an index: next offset of the requests, and of the receipts."""
+    """The two offsets that define an index, the next one of each journal to be read."""
 
     requests: int
     receipts: int
@@ -79,16 +79,12 @@ class Tail(NamedTuple):
         return cls(record.offset, record.timestamp_ms, crc32(record.value or b""), epoch)
 
     def is_of(self, record: Record) -> bool:
-        """Whether it is this record."""
         return Tail.of(record, self.epoch) == self
 
     def may_be_lost(self, epoch: int) -> bool:
-        """Whether it may be gone, given the leader epoch of a record that was read after it.
-
-        Under one leader epoch a log only grows. It can lose its end only when another leader
-        begins. Brokers that report no epoch are trusted; opening a shard always checks the record
-        itself.
-        """
+        """Whether it may be gone, given the leader epoch of a record that was read after it."""
+        # Under one leader epoch a log only grows. Brokers that report no epoch are trusted, as
+        # opening a shard always checks the record itself.
         return epoch not in (self.epoch, UNKNOWN_EPOCH)
 
 
@@ -114,11 +110,11 @@ class IndexMetadata(NamedTuple):
 class Batch(NamedTuple):
     """The result of one read of a request topic: the records of the offsets `start` to `end` - 1.
 
-    Fewer records than offsets is normal: control records, aborted transactions and compaction leave
-    gaps. `start` is the position that was read from, not the first record's offset. `epochs` are
-    the leader epochs of the first and the last record.
+    `start` is the position that was read from, not the first record's offset. `epochs` are the
+    leader epochs of the first and the last record.
     """
 
+    # control records, aborted transactions and compaction leave fewer records than offsets
     start: int
     end: int
     records: Sequence[Record]

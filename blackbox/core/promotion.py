@@ -16,9 +16,10 @@ from blackbox.records.request import Cancel, Headers, Record, Request, Shard, of
 
 logger = logging.getLogger("blackbox.core.promotion")
 
+# The limits of one transaction: read_committed consumers of the topic wait for its end.
 CARRIED_AT_ONCE = 5000
+# Offsets between two cold requests from which on a new read is worthwhile.
 FAR_APART = 20_000
-"""Offsets between two cold requests from which on a new read is worthwhile."""
 
 BYTES_AT_ONCE = 8 << 20
 
@@ -97,22 +98,18 @@ class Promotion:
     def run(self, now_ms: int) -> Promoted:
         """Carry each such request once, however an earlier run ended and whatever other runs there are.
 
-        1. fence every other run, and settle its open transaction;
-        2. read what the index has not read: some requests are carried already, some cancelled or
-           replaced;
-        3. carry the others, in transactions. Before each commit, read what was written in between,
-           so that nothing is carried that was ended first.
-
         Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
         """
-        self.producer.open()  # 1
+        # Fence every other run first, so that all that it carried is below these bounds.
+        self.producer.open()
         bounds = self.journal.settled_bounds()
         self._read_to = max(self.position, bounds.start)
-        for batch in self.journal.requests(self._read_to, bounds.end):  # 2
+        # The index has not read these: they may carry on, cancel or replace some requests already.
+        for batch in self.journal.requests(self._read_to, bounds.end):
             self._note_carried(batch)
             self._note_ended(batch, now_ms)
         self._read_to = max(self._read_to, bounds.end)
-        self._carry_all(bounds.start, now_ms)  # 3
+        self._carry_all(bounds.start, now_ms)
         lost = sum(offset < bounds.start for offset in self.cold)
         if lost:
             logger.error(
@@ -140,7 +137,7 @@ class Promotion:
         self._carry(waiting, now_ms)
 
     def _cold_records(self, start: int) -> Iterator[Record]:
-        """The cold requests to be carried. Only the parts of the journal that have some are read."""
+        """The cold requests to be carried, read from the parts of the journal that have some."""
         readable = (offset for offset in self.cold if start <= offset < self.position)
         for stretch in stretches(readable, FAR_APART):
             for batch in self.journal.requests(*stretch):
@@ -170,11 +167,13 @@ class Promotion:
         for record, stays_cold, _ in kept:
             self.producer.send(record, carry_on(record, is_cold=stays_cold), now_ms)
         end, refused = self.producer.flush()
-        if end - self._read_to > len(kept) + self._markers:  # others wrote in between
+        # Others wrote in between, and may have ended some of these requests. A transaction that is
+        # still open counts too: if it commits, its records come before these.
+        if end - self._read_to > len(kept) + self._markers:
             for batch in self.journal.uncommitted(self._read_to, end):
                 self._note_ended(batch, now_ms)
         self._read_to = max(self._read_to, end)
-        self._markers = 1
+        self._markers = 1  # the marker that ends this transaction takes an offset
         if not refused and not any(map(self._is_ended, kept)):
             self.producer.commit()
             renewed = sum(stays_cold for _, stays_cold, _ in kept)
@@ -189,6 +188,7 @@ class Promotion:
         if len(kept) == 1:
             self._refuse(refused)
         else:
+            # the broker refuses a record batch as a whole: halving finds the record at fault
             half = len(kept) // 2
             self._carry(kept[:half], now_ms)
             self._carry(kept[half:], now_ms)
@@ -209,6 +209,7 @@ class Promotion:
                     self._carried.add(carry_of(record).previous)
 
     def _note_ended(self, batch: Batch, now_ms: int) -> None:
+        # a carried record ends nothing under its caller id: it is the request that holds it
         others = [record for record in batch.records if not carried(record.headers)]
         for _, change in parse(self.format, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:

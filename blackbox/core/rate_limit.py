@@ -11,10 +11,7 @@ from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 
 
 def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
-    """Defer what exceeds its target's rate limit; return how many, by target.
-
-    What was due first goes first.
-    """
+    """Defer what exceeds its target's rate limit; return how many, by target."""
     limited = pace.limited()
     waiting: dict[str, list[int]] = {}
     for offset, entry in batch.ready.items() if limited else ():
@@ -22,6 +19,7 @@ def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]
             waiting.setdefault(entry.target, []).append(offset)
     later: dict[str, int] = {}
     for target, offsets in waiting.items():
+        # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
         due_ms = [batch.ready[offset].due_ms for offset in offsets]
         try:

@@ -11,8 +11,8 @@ from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
+# Receipts that are searched first; each further stretch without a mark is ten times as long.
 FIRST_STRETCH = 1000
-"""Receipts that are searched first; each further stretch without a mark is ten times as long."""
 
 
 class RebindReceipt(NamedTuple):
@@ -44,14 +44,14 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[Mark, in
     """The newest mark that is below the start of neither journal, and the `read` of its receipt.
 
     If there is none, the newest one whose receipts all exist; some requests that it needs are gone.
-    If the request topic was created again, its first mark is that of its rebind, after all receipts
-    of the earlier topic. Raises Recreated when the last owner wrote for another topic, Shortened
-    when a mark is above the end of the requests.
+    Raises Recreated when the last owner wrote for another topic, Shortened when a mark is above the
+    end of the requests.
     """
     requests, receipts = journal.request_bounds(), journal.receipt_bounds()
     second: tuple[Mark, int] | None = None
     cut: int | None = None
     for offset, receipt in _marks(journal, receipts):
+        # a topic that was created again: its first mark, that of `rebind`, is newer than this
         if receipt.topic_id not in ("", topic_id):
             if second is not None:
                 return second
@@ -75,11 +75,8 @@ def newest_mark(shard: Shard, journal: Journal, topic_id: str) -> tuple[Mark, in
 
 
 def foreign_group(journal: Journal, group: str, since: int) -> str:
-    """The group of the newest barrier or mark from the offset `since` on, if it is another group; else "".
-
-    An owner with an index knows the receipts before `since`; one without an index searches all of
-    them. Older versions did not write the group.
-    """
+    """The group of the newest barrier or mark from `since` on, if it is another group; else ""."""
+    # receipts of older versions, which do not name a group, are accepted
     first, end = journal.receipt_bounds()
     newest = next(_marks(journal, Bounds(max(first, since), end)), None)
     return "" if newest is None or newest[1].group == group else newest[1].group
@@ -110,7 +107,6 @@ def cuts_since(journal: Journal, since: int) -> list[tuple[int, int]]:
 
 
 def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
-    """The error for receipts of another group. It names both groups and the command that decides."""
     return OtherGroup(
         f"{shard}: its last receipts belong to the group {theirs!r}, but BLACKBOX_GROUP_ID is "
         f"{ours!r}: services of both groups would deliver the same messages, even with separate "
@@ -120,7 +116,6 @@ def other_group(shard: Shard, theirs: str, ours: str) -> OtherGroup:
 
 
 def recreated(shard: Shard, theirs: Binding, ours: Binding) -> Recreated:
-    """The error for a topic that was created again. It names both sides and the command that decides."""
     what = (
         f"the index in Redis belongs to cluster {theirs.cluster_id}, topic id {theirs.topic_id}; "
         f"these brokers are cluster {ours.cluster_id}, topic id {ours.topic_id}"
@@ -156,7 +151,6 @@ def check_binding(shard: Shard, theirs: Binding, ours: Binding) -> None:
 
 
 def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
-    """The error for a journal that was cut off; its topic was not created again."""
     return Shortened(
         f"{shard}: the positions are {tuple(known)}, but the journals end at {tuple(ends)}, though "
         "the topics are the same: Kafka lost records (an unclean leader election?). To deliver the "
@@ -165,7 +159,7 @@ def shortened(shard: Shard, known: Positions, ends: Positions) -> Shortened:
 
 
 def replaced(shard: Shard, tail: Tail) -> Shortened:
-    """The error for a journal that was cut off and has been written to since."""
+    """Like `shortened`, if the journal has been written to since."""
     return Shortened(
         f"{shard}: the record at {tail.offset} is not the one that was read there, though the "
         "topic is the same: Kafka lost records, and callers wrote others in their place (an "

@@ -23,8 +23,8 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
 
+# A shard that opens has read every cancel that was written at least this long before.
 RECENT_S = 1.0
-"""A shard that opens has read every cancel that was written at least this long before."""
 
 NO_BINDING = Binding("", "", "", "")
 
@@ -66,31 +66,22 @@ class Recovery:
     def open(self) -> Recovered:
         """Take the shard over, when an owner gets it and whenever recovery is required.
 
-        The steps are those of `docs/how-it-works.md`, which says what a crash after each leaves behind.
-
-        R1. check that the shard still belongs to this owner, and the index to these topics. Then
-            fence every earlier owner, and end its open transaction;
-        R2. read the index again, as an earlier owner may have changed something until then. If the
-            index is lost, empty it and begin at the newest low-water mark. The last receipt is a
-            witness, not a proof, so look for its messages at the places it names. Where a place
-            cannot be read, only that request waits for it, and the shard opens;
-        R3. commit a barrier: it proves ownership, and voids what was not found;
-        R4. read the receipts up to the barrier and apply their removals. A rebuild keeps them in
-            memory, and reads the requests once, from the mark on, without those that ended;
-        R5. read the requests that the index does not know yet, and those that arrived during the
-            opening. So a cancel that was applied before is applied again before anything is
-            delivered. When Redis has no room for them, what they cancel or replace is still removed.
-
-        Raises RecoveryRequired when it cannot be finished: start over with a new index and writer.
+        The steps R1 to R5 are those of `docs/how-it-works.md`. A crash after any of them leaves a
+        correct position. Raises RecoveryRequired when it cannot be finished: start over with a new
+        index and writer.
         """
+        # Ask the group first: else a former owner and the current one fence each other in turn.
         self.confirm()  # R1
         preparation = IndexPreparation(
             self.shard, self.group, self.index, self.journal, self.apply, self.now_ms
         )
         preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing
+        # Fence before any receipt is read: an earlier owner may commit receipts until then.
         self.writer.open()
+        # read before `prepare` checks the groups: the barrier checks later receipts
         checked = self.journal.receipt_bounds().end
         try:
+            # Reads the index again: an earlier owner may have changed it until it was fenced.
             start = preparation.prepare()  # R2, but for the witness
         except IndexFull as full:
             raise RecoveryRequired(f"{self.shard}: {full}; it opens once Redis has room") from None
@@ -99,12 +90,14 @@ class Recovery:
             self.now_ms(), gone=start.gone, read=start.positions.requests, topic_id=binding.topic_id,
             group=self.group, unknown_ms=start.unknown_before_ms or 0,
         )  # fmt: skip
+        # The last receipt is a witness, not a proof: its owner may have died during the commit.
         position, void = commit_barrier(  # the witness of R2, and R3
             self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
         outcomes = self._outcomes(start, position)  # R4
         self._note_doubts(outcomes)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
+        # Redis went back: rules do not judge again the requests that they have judged
         went_back = judged > self.index.positions.requests
         if start.is_rebuild or went_back:
             self.index.judged_before(judged)
@@ -112,6 +105,7 @@ class Recovery:
             self._rebuild(outcomes, position)
         else:
             self._settle(outcomes, position)
+        # before any delivery: a cancel may have taken effect before Redis went back
         self._catch_up()  # R5
         if went_back and self.index.positions.requests >= judged:
             self.index.judged_before(0)
@@ -132,7 +126,7 @@ class Recovery:
         return outcomes
 
     def _rebuild(self, outcomes: Outcomes, position: int) -> None:
-        """Read the requests once, then end the rebuild in one MULTI."""
+        """Read the requests once, then end the rebuild."""
         first, bounds = self.index.positions.requests, self.journal.request_bounds()
         remove_ended(self.index, outcomes.ended)
         if outcomes.ignored:
@@ -150,6 +144,7 @@ class Recovery:
                 why = f"{self.shard}: {full}; it opens once Redis has room"
                 raise RecoveryRequired(why) from None
             self._leave_backlog(full, bounds.end, outcomes.ended, outcomes.too_late)
+        # position and `skip` in one MULTI: a crash between them would forget what has ended
         self.index.finish(position, outcomes.ended)
 
     def _settle(self, outcomes: Outcomes, position: int) -> None:
@@ -160,13 +155,14 @@ class Recovery:
         settle(self.index, outcomes.ended, position)
 
     def _catch_up(self) -> None:
-        """Read until the end was seen within `RECENT_S`, unless requests arrive faster than they are read."""
+        """Read until the end was seen within `RECENT_S`."""
         took_s = math.inf
         while True:
             before_s, began = took_s, time.monotonic()
             if not self._read_to_the_end():
                 return
             took_s = time.monotonic() - began
+            # not less than before: requests arrive faster than they are read
             if took_s < RECENT_S or took_s >= before_s:
                 return
 
@@ -187,6 +183,7 @@ class Recovery:
         self, full: IndexFull, end: int, ended: OffsetSet, too_late: OffsetSet
     ) -> None:
         """Remove pending requests that are ended by requests which stay in Kafka for now."""
+        # else they would be delivered before their cancels and replacements are read
         logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
         for batch in self.journal.requests(self.index.positions.requests, end):
             for one in self.upcoming(batch):

@@ -13,13 +13,7 @@ from blackbox.records.request import Cancel
 
 
 def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
-    """Decide what a batch of requests changes, given a view of the index.
-
-    A request that is skipped (its removal was read before it) is not put, but still ends the
-    request it replaced. A carried one is put only if the request it carries on is still cold. A
-    replacement by id that is too late ends nothing, whatever its caller id. One that was too late
-    stays so, whatever is pending under another horizon.
-    """
+    """Decide what a batch of requests changes, given a view of the index."""
     plan = Plan(holders=dict(view.holders))
     puts, first, skipped = plan.puts, view.positions.requests, view.skipped
     for offset, change in changes:
@@ -32,11 +26,13 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
                 _cancel_when_read(plan, view, change.id, offset)
             continue
         if type(change) is Replacement:
+            # One that was too late stays so, whatever is pending under another horizon.
             was_too_late = offset in view.ignored or offset in view.too_late
             is_in_time = not was_too_late and _end_named(plan, view, change.id, offset)
             plan.replaced += is_in_time
             if not is_in_time:
                 plan.ignored.add(offset)
+            # `too_late` has no caller id: it ends nothing
             change = change.content if is_in_time else change.too_late
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
@@ -45,6 +41,7 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
             change = change.content
         elif change.caller_id is not None:
             _end_holder(plan, view, change.caller_id, is_cancel=type(change) is Cancel)
+        # skipped: its removal was read before it; what it replaced has ended all the same
         if type(change) is Cancel or offset in skipped:
             continue
         if type(change) is Cold:
@@ -71,19 +68,21 @@ def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> N
 def _end_named(plan: Plan, view: View, id: str, by: int | None = None) -> bool:
     """End the request of this id, if it was pending; return whether it was. A dead letter is not ended.
 
-    If the index does not know the request, a replacement at the offset `by` ends nothing in the
-    index, but may have been in time.
+    `by` is the offset of a replacement, None for a cancel.
     """
     if id not in view.named:
         return False
     offset, is_pending, caller_id, origin = view.named[id]
+    # promotion may have brought it in earlier in this batch
     offset = plan.moved.get(offset if origin is None else origin, offset)
     if offset in view.doubtful:
         if by is None:
             plan.ended_in_doubt.add(offset)
         return False
+    # the request that it replaces was removed when Redis had no room for this one
     if by is not None and by in view.early:
         return True
+    # the index does not know the request: only receipts say whether this was in time
     if by is not None and not view.knows(offset):
         return view.counted(by, offset)
     new = plan.puts.get(offset)
@@ -111,14 +110,11 @@ def _cancel_when_read(plan: Plan, view: View, id: str, by: int) -> None:
 
 
 def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
-    """Whether a carried record is the one that counts from now on.
-
-    It is not if the request it carries on was ended, also by its id, or was carried on already. Nor
-    is it if that request is in the index itself because the horizon is longer than it was, unless
-    the carried one was already delivered: that ends it. For requests before the beginning of the
-    index, receipts decide.
-    """
+    """Whether a carried record is the one that counts from now on."""
     previous, origin, caller_id, _ = change
+    # The bit is gone if the request was ended or carried on already, and was never set if the
+    # horizon is longer now: the request is in the index itself. A delivery of the carried record
+    # ends it there. For requests before the beginning of the index, receipts decide.
     is_cold = _take_from_cold(plan, view, previous)
     was_delivered = offset in view.skipped
     counted_by_receipts = not view.knows(previous) and view.counted(offset, previous)
@@ -126,6 +122,7 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
         return False
     if caller_id is not None and plan.holders.get(caller_id) in (previous, origin):
         plan.holders[caller_id] = None
+    # cancelled by its first id while it was cold
     if origin in plan.cancelled_cold or view.cancelled_cold.get(origin, offset) < offset:
         plan.cancelled += 1
         return False

@@ -9,29 +9,30 @@ from blackbox.core.offset_set import OffsetSet
 from blackbox.core.ports import Index
 from blackbox.core.upcoming import Upcoming
 
+# Requests per step: Redis serves no other client while it applies one.
 CHUNK = 5000
 
 
 def settle(index: Index, ended: Iterable[int], position: int) -> None:
-    """Remove from an index what has ended; the position `receipts` is set last."""
+    """Remove from an index what has ended."""
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
-        # Under a longer horizon they were delivered by their first records, after this index was copied.
+        # Delivered by their first records under a longer horizon, after this index was copied.
         _remove(index, [*found, *index.moved(found).values()])
+    # the position last: after a crash, the next owner reads these receipts again
     index.settle({}, position)
 
 
 def remove_ended(index: Index, ended: OffsetSet) -> None:
-    """Remove what has ended when a rebuild continues.
-
-    If Redis went back to before the end of a rebuild, that rebuild had been complete once.
-    """
+    """Remove what has ended when a rebuild continues."""
+    # If Redis went back to before the end of a rebuild, that rebuild was complete once, and some
+    # of these requests were delivered after it.
     rank = 0
     while pending := index.pending(rank, CHUNK):
         found = [offset for offset in pending if offset in ended]
         if found:
             _remove(index, found)
-        rank += len(pending) - len(found)
+        rank += len(pending) - len(found)  # the removed entries have left the ranks
 
 
 def _remove(index: Index, offsets: Sequence[int]) -> None:
@@ -43,10 +44,7 @@ def _remove(index: Index, offsets: Sequence[int]) -> None:
 def end_by_upcoming(
     index: Index, upcoming: Upcoming, ended: OffsetSet, too_late: OffsetSet
 ) -> None:
-    """Remove the pending requests that these records end, which stay in Kafka for now.
-
-    For replacements that were `too_late`, the index remembers this until they are read.
-    """
+    """Remove the pending requests that these records end, which stay in Kafka for now."""
     holders = index.holders(upcoming.touched.caller_ids)
     removed = index.caller_ids(list(holders.values()))  # without those of the cold tier
     by_id = index.named(upcoming.touched.ids).values()
@@ -55,6 +53,7 @@ def end_by_upcoming(
     delivered = {o for at, *before in upcoming.carried if at in ended for o in before}
     known = [offset for offset in delivered if offset < index.positions.requests]
     removed |= dict.fromkeys(known) | index.caller_ids(known)
+    # they may have been delivered: they end only once it is known that they were not
     if in_doubt := removed.keys() & index.doubtful.keys():
         index.end_if_undelivered(in_doubt)
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
@@ -64,17 +63,16 @@ def end_by_upcoming(
         return
     offset, id, caller_id = upcoming.replacement
     if offset in too_late:
+        # a receipt says so; the index remembers it until the replacement is read
         index.ignore([offset])
     elif not index.is_ignored(offset):
         _replace_early(index, offset, id, caller_id)
 
 
 def _replace_early(index: Index, offset: int, id: str, caller_id: str | None) -> None:
-    """Remove what a replacement names and what is pending under its caller id; remember that it counts.
-
-    It may have been delivered before Redis was lost. If the request that it replaces were delivered
-    now, both would be.
-    """
+    """Remove what a replacement ends, also under its caller id; remember that it counts."""
+    # It may have been delivered before Redis was lost. If the request that it replaces were
+    # delivered now, both would be.
     named = index.named([id]).get(id)
     if named is not None and named.is_pending and named.offset not in index.doubtful:
         own = [] if caller_id is None else [caller_id]

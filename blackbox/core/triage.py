@@ -28,9 +28,10 @@ from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Sha
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
+# Each takes a transaction of its own, for which the other messages of the shard wait.
 ALONE_PER_TICK = 8
+# In a backlog: reading the record from Kafka would take time from the messages of other shards.
 LETTER_LATER_MS = 15_000
-"""Delay in a backlog: reading the record from Kafka would take time from the messages of other shards."""
 
 PAUSED: Refusal = (Reason.UNREACHABLE, "the target is paused; resume it with blackbox resume TOPIC")
 
@@ -75,6 +76,7 @@ class Triage:
         self._set_unavailable_aside(batch, now_ms, due)
         batch.park_behind_backlogs(due)
         batch.defer_large_letters(now_ms)
+        # last: it depends on whether any message is ready
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         return batch
 
@@ -104,7 +106,7 @@ class Triage:
         try:
             refusals = self.targets.unavailable(set(topics.values())) if topics else {}
         except JournalLost:
-            return set()
+            return set()  # parked entries can wait until the brokers answer
         return {
             to
             for to, topic in topics.items()
@@ -134,6 +136,7 @@ class Triage:
                 ):
                     del part[offset]
                     continue
+                # it cannot end without its follow-ups, even as a dead letter: retried without limit
                 for topic in follow_up_topics.get(offset, ()) if refusal is None else ():
                     if topic in unavailable:
                         refusal = Reason.UNREACHABLE, unavailable[topic][1]
@@ -147,7 +150,6 @@ class Triage:
             self.log_waiting_letters(waiting, unavailable[self.dead_letter_topic][1])
 
     def _follow_up_topics(self, batch: DueBatch) -> dict[int, tuple[str, ...]]:
-        """The topics of each request's follow-ups."""
         everything = {**batch.ready, **batch.alone, **batch.dead}
         if not self.follow_ups.has_some(everything.values()):
             return {}
@@ -155,6 +157,7 @@ class Triage:
 
     def _set_refused_aside(self, batch: DueBatch, now_ms: int, *, is_backlog: bool) -> None:
         """Make dead letters of what topics would refuse, after ready messages; in a backlog, check again."""
+        # each dead letter needs a read of its record in Kafka; ready messages would wait for it
         messages = batch.ready | {o: e for o, e in batch.alone.items() if e.reason is None}
         limits = self.targets.limits({entry.target for entry in messages.values()})
         strict = {offset: entry for offset, entry in messages.items() if entry.target in limits}
@@ -185,7 +188,7 @@ class Triage:
     ) -> dict[int, Postponed]:
         """Postpone what the broker refused: parked, later, alone, or as a dead letter.
 
-        `apart` was sent in record batches of its own, so a refusal is its own fault.
+        The messages `apart` were sent in record batches of their own.
         """
         aside, crowded = DueBatch(), set[str]()
         unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
@@ -195,6 +198,7 @@ class Triage:
             # its follow-ups share a batch with those of others, and may be what was refused
             has_follow_ups = bool(self.follow_ups.topics(entry))
             is_apart = offset in apart and not has_follow_ups
+            # then the refusal is its own fault
             is_alone = entry.alone or len(suspects) == 1 or is_apart
             unavailable_now = unavailable.get(self._destination(entry))
             if unavailable_now is not None and aside.park_if_possible(
@@ -209,6 +213,7 @@ class Triage:
                 crowded.add(self._destination(entry))
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
+                # one of them may be at fault: a transaction for each shows which
                 later_ms = now_ms + ALONE_SPREAD_MS * count
                 aside.deferred[offset] = later_ms, entry._replace(alone=True)
             elif refusal[0] in MAY_COME_BACK and not is_given_up:
@@ -242,7 +247,7 @@ class Triage:
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, as_dead(entry, refusal)
-        if entry.shortened + 1 == FORMS:
+        if entry.shortened + 1 == FORMS:  # there is no smaller form
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
         detail_of_short_form = (
@@ -261,8 +266,8 @@ RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
 
 
 def is_record(entry: Entry) -> bool:
-    """Whether the entry holds the request's own record, as an invalid one does."""
-    return not entry.target
+    """Whether the entry holds the request's own record."""
+    return not entry.target  # `refused_entry` leaves it empty
 
 
 def as_record(offset: int, entry: Entry) -> Record:

@@ -24,11 +24,8 @@ class Upcoming(NamedTuple):
 
 
 def upcoming(changes: Sequence[tuple[int, Change]]) -> Iterator[Upcoming]:
-    """What these changes replace, cancel or carry on, before they can be stored.
-
-    Each part but the last ends with a replacement by id, which counts only if the request it
-    names is pending then.
-    """
+    """What these changes replace, cancel or carry on, before they can be stored."""
+    # a replacement by id counts only if the request that it names is pending by then
     first = 0
     for at, (offset, change) in enumerate(changes):
         if type(change) is Replacement:

@@ -20,6 +20,7 @@ _BACKSLASH = ord("\\")
 def _names_an_id(value: bytes | None) -> bool:
     if value is None:
         return False
+    # JSON can also write the letters of a key as \u escapes
     return value.find(b'"id"') >= 0 or (_BACKSLASH in value and b"\\u" in value)
 
 

@@ -29,10 +29,10 @@ from blackbox.records.recurrence import cron, every, next_ms, without_follows
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
+# Each time the request is written again, as JSON, which may take up to six times as much.
 MAX_RECURRING_BYTES = 128 << 10
-"""Each time the request is written again, as JSON, which may take up to six times as much."""
+# Python code checks each of them, and a record of 1 MB has room for 70,000.
 MAX_HEADERS = 1000
-"""Python code checks each of them, and a record of 1 MB has room for 70,000."""
 
 _REASON_OF = {
     "topic": Reason.BAD_TOPIC,
@@ -52,7 +52,6 @@ _REASON_OF = {
 }
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
-"""Quotes by number of fields: of a cancel, a request, one with a caller id."""
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
@@ -67,7 +66,6 @@ class Countdown(Format):
         self._may_recur = options.may_recur
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
-        """Read one record; never raises. A countdown runs from the record's timestamp."""
         # The usual ones first, which are read three times as fast. Three keys and two strings are
         # ten quotes: with no more of them, no key was dropped.
         _, timestamp_ms, _, value, headers, _, is_stamped = record
@@ -100,7 +98,7 @@ class Countdown(Format):
                     None,
                 )
         except (ValueError, TypeError, KeyError):
-            pass
+            pass  # the slow way finds what is wrong, if anything is
         return super().parse(record, latest_ms)
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel:
@@ -116,6 +114,7 @@ class Countdown(Format):
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
         recurs = _recurs(asked, message, self._max_countdown_s, began_ms)
+        # the request for the next time is written in the transaction of the delivery
         if recurs is not None and not self._may_recur:
             needs = "a recurring request needs BLACKBOX_DELIVERY=exactly-once"
             raise RefusedError(Reason.BAD_RECURRENCE, f"{needs}; send one that does not recur")
@@ -138,7 +137,8 @@ class Countdown(Format):
             return self._asked_ms(countdown, at, start_ms)
         if at is not None:
             self._asked_ms(None, at, start_ms)  # refuses what is not an instant, or too far ahead
-            return max(0, _at_ms(at))  # a grid keeps to where it began, also when that is past
+            # a grid keeps to where it began, also when that is past
+            return max(0, _at_ms(at))
         first_ms = next_ms(recurs, start_ms, start_ms)
         return self._due_ms(first_ms, start_ms, "the first due time")
 
@@ -199,6 +199,7 @@ def _at_ms(at: Any) -> int:
         if type(at) is str and (parts := _RFC_3339.fullmatch(at)):
             second, fraction, offset = parts.groups(default="0")
             at_s = int(datetime.fromisoformat((second + offset).upper()).timestamp())
+            # rounded up, so that nothing is early
             return at_s * 1000 + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
         wrong = "neither RFC 3339 with an offset nor whole milliseconds"
     except ValueError as error:
@@ -230,6 +231,7 @@ def _headers(headers: Any) -> Headers:
 
 
 def _header(name: str, held: Any) -> tuple[str, bytes]:
+    # such a header on a message could pose as blackbox's own, or as another caller's
     is_ours = name.startswith("blackbox-") or name == CALLER_HEADER
     if is_ours or not name or not name.isprintable():
         detail = (

@@ -13,12 +13,13 @@ import orjson
 from blackbox.formats.terms import RefusedError, shown
 from blackbox.records.request import Reason
 
+# Above this size an error names no field and no key: Python's parser takes 0.2 s for 1 MB, and
+# callers in other partitions wait.
 MAX_EXPLAINED_BYTES = 10 << 10
-"""Above this size an error names no field and no key: to find them, Python's parser takes 0.2 s for 1 MB."""
 
 _BLANKS = b" \t\r\n"
+# Substitutes while JSON is split at its quotes: bytes that JSON cannot contain unescaped.
 _ESCAPED_BACKSLASH, _ESCAPED_QUOTE = b"\x00", b"\x01"
-"""Their substitutes while JSON is split at its quotes: bytes that JSON cannot contain unescaped."""
 
 
 def read_object(value: bytes | None, reason_of: Mapping[str, Reason]) -> dict[str, Any]:
@@ -40,16 +41,13 @@ def read_object(value: bytes | None, reason_of: Mapping[str, Reason]) -> dict[st
 
 
 def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
-    """What orjson read, but a message that orjson would alter is read exactly; refuses duplicate keys.
-
-    If both forms are equal except for blanks, so are their tokens: no key was dropped and no number
-    changed.
-    """
+    """What orjson read; a message that it would alter is read exactly. Refuses duplicate keys."""
     try:
         read = orjson.dumps(asked)
     except orjson.JSONEncodeError:
         detail = "the value is nested deeper than 250 levels; send such a message as a string"
         raise RefusedError(Reason.NOT_JSON, detail) from None
+    # equal except for blanks: orjson dropped no key and changed no number
     if read == value or read.translate(None, _BLANKS) == value.translate(None, _BLANKS):
         return asked
     written, parts = _split_at_quotes(value), _split_at_quotes(read)
@@ -67,9 +65,9 @@ def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
 def _exact_message(asked: dict[str, Any], parts: list[bytes]) -> bytes:
     """The message with its strings as orjson writes them, and its numbers as the caller wrote them.
 
-    `parts` are those of the whole value. Python code for each number or name would be too slow: a
-    record of 1 MB can hold half a million.
+    `parts` are those of the whole value.
     """
+    # without Python code for each number or name: a record of 1 MB can hold half a million
     fields = list(asked.items())
     at = list(asked).index("message")
     first = len(_split_at_quotes(orjson.dumps(dict(fields[:at])))) + 1
@@ -79,7 +77,8 @@ def _exact_message(asked: dict[str, Any], parts: list[bytes]) -> bytes:
 
 
 def _split_at_quotes(text: bytes) -> list[bytes]:
-    """Split JSON at the quotes of its strings, so that every second part is a string."""
+    """Split JSON at the quotes of its strings: every second part is a string."""
+    # backslashes first: in \\" the quote is not escaped
     whole = text.replace(rb"\\", _ESCAPED_BACKSLASH).replace(rb"\"", _ESCAPED_QUOTE)
     return whole.split(b'"')
 
@@ -112,11 +111,12 @@ def _number(text: str) -> float | _NoNumber:
 
 
 def _unreadable(value: bytes, complaint: str, reason_of: Mapping[str, Reason]) -> RefusedError:
-    """Why orjson could not read it; names the field if the standard library, which reads more, can."""
+    """Why orjson could not read it."""
     if not value.strip():
         return RefusedError(Reason.EMPTY, "the value has only blanks; write a JSON object")
     if len(value) > MAX_EXPLAINED_BYTES:
         return RefusedError(Reason.NOT_JSON, f"the value is not valid JSON: {complaint}")
+    # the standard library reads more, such as NaN, and so can name the field
     try:
         asked = json.loads(
             value.decode(),

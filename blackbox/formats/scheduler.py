@@ -10,8 +10,9 @@ from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"
 TARGET_KEY = "scheduler-target-key"
+# As many as a key in S3 may have. The index holds an id twice, and as JSON, which can take six
+# times as much.
 MAX_ID_BYTES = 1024
-"""As many as a key in S3 may have. The index holds an id twice, and as JSON, which can take six times as much."""
 _SECOND = re.compile(rb"[+-]?[0-9]{1,19}")
 _MOST = (1 << 63) - 1
 
@@ -26,7 +27,6 @@ class Scheduler(Format):
         self._grace_s = options.grace_s
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
-        """Read one record; None for the tombstone of a schedule that has ended."""
         if record.value is None and self._is_tombstone(record.headers):
             return None
         schedule_id = _schedule_id(record.key)
@@ -35,7 +35,7 @@ class Scheduler(Format):
         return self._request(schedule_id, record, latest_ms)
 
     def _is_tombstone(self, headers: Headers) -> bool:
-        """Whether blackbox wrote it; its last header then names the schedule record that it ends."""
+        # the last header of blackbox's own tombstone names the record that it ends
         name, source = headers[-1] if headers else ("", None)
         return name == "blackbox-source" and (source or b"").startswith(self._source)
 

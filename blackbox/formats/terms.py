@@ -20,10 +20,11 @@ from blackbox.records.request import (
 )
 
 MAX_ID_CHARS = 255
+# Enough to notice a name that is too long: a character has four bytes at most.
 MAX_NAME_BYTES = 4 * MAX_ID_CHARS + 4
-"""Bytes of a name that are decoded, enough to notice one that is too long: a character has four at most."""
 
 CALLER_HEADER = "CALLER_SERVICE"
+# Targets whose check is not repeated; callers choose the names, so there may be any number.
 REMEMBERED = 4096
 SHOWN_CHARS = 80
 
@@ -79,23 +80,18 @@ class Format(ABC):
         """Read one record. Raises RefusedError."""
 
     def _due_ms(self, at_ms: int, start_ms: int, given: str) -> int:
-        """The due time for an instant, which `given` names: at once if it is in the past.
-
-        Raises RefusedError if it is too far ahead.
-        """
+        """The due time for an instant, named by `given`. Raises RefusedError if it is too far."""
         if at_ms - start_ms > self._max_countdown_s * 1000:
             raise self._too_far(given)
         return max(at_ms, start_ms)
 
     def _due_after_ms(self, seconds: object, start_ms: int, field: str) -> int:
-        """The due time for the number of seconds in `field`: at once if negative.
-
-        Raises RefusedError for what is no number, and if it is too far ahead.
-        """
+        """The due time for the seconds in `field`: at once if negative. Raises RefusedError."""
         if type(seconds) is not int and type(seconds) is not float:
             detail = f"{field} is {shown(seconds)}; give a number of seconds such as 90 or 1.5"
             raise RefusedError(Reason.BAD_DUE_TIME, detail)
-        if seconds > self._max_countdown_s:  # also because huge numbers overflow below
+        # before the arithmetic, in which huge numbers overflow
+        if seconds > self._max_countdown_s:
             raise self._too_far(f"{field} {shown(seconds)}")
         return start_ms + whole_ms(seconds) if seconds > 0 else start_ms
 
@@ -134,18 +130,16 @@ def shown(held: object) -> str:
 
 
 def start_ms(record: Record, latest_ms: int) -> int:
-    """When a request was written.
-
-    This is `latest_ms` for a record without a timestamp, or with a later one of its writer. A later
-    one of the broker holds: then the local clocks are slow, and a countdown that began at their
-    time would be early once they are set.
-    """
+    """When a request was written: `latest_ms` if unknown, or if its writer set a later time."""
+    # A later one of the broker holds: the local clocks are slow then, and a countdown that began
+    # at their time would be early once they are set.
     is_known = record.has_broker_time or 0 <= record.timestamp_ms <= latest_ms
     return record.timestamp_ms if is_known else latest_ms
 
 
 def whole_ms(seconds: float) -> int:
     """The first millisecond not before `seconds`; 1.1 s are 1100 ms, whatever 1.1 * 1000 is."""
+    # the product may be off by one in either direction, as seconds are a float
     ms = ceil(seconds * 1000)
     if (ms - 1) / 1000 >= seconds:
         return ms - 1
@@ -161,10 +155,8 @@ def caller_of(headers: Headers) -> str | None:
 
 
 def caller_name(held: bytes | None) -> str | None:
-    """The name as text: 1 to 255 printable characters, UTF-8; None for anything else.
-
-    Names are shown to people and counted by, so none may be endless or pass for another.
-    """
+    """The name as text: 1 to 255 printable characters, UTF-8; None for anything else."""
+    # names are shown to people and counted by, so none may be endless or pass for another
     try:
         name = (held or b"")[:MAX_NAME_BYTES].decode()
     except UnicodeDecodeError:

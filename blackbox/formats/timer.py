@@ -14,10 +14,7 @@ ANSWER_TYPE = "xray.events.TimerExpired"
 
 
 class Timer(Format):
-    """Reads both contracts: a record that has a correlation id of its own is of the older one.
-
-    All answers go to the output topic, under the key of their request.
-    """
+    """Reads both contracts. All answers go to the output topic, under the key of their request."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -28,6 +25,7 @@ class Timer(Format):
             raise RefusedError(Reason.EMPTY, "the record has no value; write a protobuf timer")
         try:
             timer = older.Timer.FromString(record.value)
+            # the current contract has its correlation id inside its `request`
             if timer.HasField("correlation_id"):
                 return self._older(timer, record, latest_ms)
             return self._current(current.TimerCreate.FromString(record.value), record, latest_ms)

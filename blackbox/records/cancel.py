@@ -2,8 +2,6 @@
 
 A cancel has nothing else in it. A replacement is a request like any other of its topic, and takes
 the place of the one it names if that is still pending. If not, it becomes a dead letter.
-
-Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -18,12 +16,13 @@ REPLACES = "blackbox-replaces"
 
 
 def cancels(headers: Headers) -> bool:
-    """Whether the record with these headers cancels the request of an id."""
+    """Whether the record with these headers cancels a request by its id."""
+    # the last header: a message that blackbox delivers to a request topic ends with blackbox's own
     return bool(headers) and headers[-1][0] == HEADER
 
 
 def replaces(headers: Headers) -> bool:
-    """Whether the record with these headers takes the place of the request of an id."""
+    """Whether the record with these headers replaces a request by its id."""
     return bool(headers) and headers[-1][0] == REPLACES
 
 
@@ -32,6 +31,7 @@ def cancel_of(record: Record) -> Cancel | Invalid:
     name, value = record.headers[-1]
     text = (value or b"").decode(errors="replace")
     try:
+        # UUID() accepts other spellings too; ids are compared as text
         if UUID(text).version == 8:
             return Cancel(None, str(UUID(text)))
     except ValueError:

@@ -5,8 +5,6 @@ index remembers it by one bit. Before it is due, promotion writes its record aga
 same partition, with a header that names the request. Intake puts that record into the index if the
 bit is still set. So the journal alone decides what is in the index, and a record that was written
 twice, or too late, changes nothing.
-
-Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from blackbox.records.cancel import as_request, replaces
 from blackbox.records.request import MAX_OFFSET, Headers, Record
 
 HEADER = "blackbox-carried"
-"""The last header of a carried record; no delivered message has it."""
+"""The last header of a carried record."""
 
 
 class Carry(NamedTuple):
@@ -39,7 +37,7 @@ class Carry(NamedTuple):
 
 
 def carried(headers: Headers) -> bool:
-    """Whether the record with these headers is a carried one."""
+    # the last header: no delivered message ends with it
     return bool(headers) and headers[-1][0] == HEADER
 
 
@@ -47,8 +45,10 @@ def carry_of(record: Record) -> Carry:
     """The header of a carried record, parsed. Raises ValueError for one that promotion did not write."""
     value = record.headers[-1][1] or b""
     try:
+        # callers can write this header too: everything is checked
         previous, origin, timestamp_ms, is_cold = orjson.loads(value)
         numbers = (previous, origin, timestamp_ms)
+        # not isinstance, which takes true for an int
         if not all(type(number) is int for number in numbers) or type(is_cold) is not bool:
             raise ValueError
         if not 0 <= origin <= previous < record.offset <= MAX_OFFSET or timestamp_ms < 0:
@@ -62,6 +62,7 @@ def carry_of(record: Record) -> Carry:
 def carry_on(record: Record, *, is_cold: bool) -> Headers:
     """The headers under which this record is written again."""
     if carried(record.headers):
+        # the id and the start of the countdown stay those of the request as its caller wrote it
         _, origin, timestamp_ms, _ = carry_of(record)
         own = record.headers[:-1]
     else:
@@ -71,12 +72,10 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
 
 
 def original_record(record: Record) -> Record:
-    """A carried record as its caller wrote it, at its own place. Raises ValueError like `carry_of`.
-
-    Without the header of what it replaced: that was replaced when the request was first read.
-    """
+    """A carried record as its caller wrote it, at its own place. Raises as `carry_of`."""
     carry = carry_of(record)
     asked = record._replace(timestamp_ms=carry.timestamp_ms, headers=record.headers[:-1])
+    # it replaced another request when its own record was read, not again now
     return as_request(asked) if replaces(asked.headers) else asked
 
 

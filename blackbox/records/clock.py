@@ -5,23 +5,16 @@ from __future__ import annotations
 import time
 from threading import Lock
 
+# Clocks may be apart by this much without a warning.
 MAX_SKEW_MS = 1000
-"""Clocks may be apart by this much without a warning."""
 
+# How long after a reading Kafka's clock is read again if it holds deliveries back, at first and at
+# most. Each reading costs a receipt.
 OUTDATED_S, LONGEST_S = 5.0, 600.0
-"""How long after a reading Kafka's clock is read again if it holds deliveries back, at first and at most.
-
-The monotonic clock stops during a suspend. The time doubles each time that Kafka's clock is still
-behind.
-"""
 
 
 class Clock:
-    """This host's clock and Redis', whose last reading `observe` stores.
-
-    A Redis reading ages with the monotonic clock, so a step of this host's wall clock does not move
-    it.
-    """
+    """This host's clock and Redis', whose last reading `observe` stores."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -51,21 +44,23 @@ class Clock:
             if self._observed is None:
                 return host_ms, host_ms
             redis_ms, at = self._observed
+        # by the monotonic clock: a step of this host's clock does not move Redis' reading
         return host_ms, redis_ms + int((time.monotonic() - at) * 1000)
 
 
 class ShardClock:
     """A process' clocks and Kafka's: the earliest of all decides what is due.
 
-    A countdown begins at a time that Kafka's clock set. The broker's timestamps of receipts bound
-    that clock: it is at most the timestamp plus the time since the receipt was sent.
+    Kafka's clock, at which countdowns begin, is at most the broker's timestamp of a receipt plus
+    the time since that receipt was sent.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = Lock()
+        # Kafka's clock at the monotonic clock's zero: the lowest upper bound that was found. Lower
+        # bounds would delay every message by the time that a receipt takes.
         self._kafka_ms = 0.0
-        """Kafka's clock at the monotonic clock's zero: the lowest upper bound that was found."""
         self._observed_s: float | None = None
         self._patience_s = OUTDATED_S
 
@@ -82,6 +77,8 @@ class ShardClock:
         least = broker_ms - now_s * 1000
         most = broker_ms + 1 - sent_s * 1000  # timestamps are in whole milliseconds
         with self._lock:
+            # A receipt later than the bound: Kafka's clock was set forward, or the monotonic clock
+            # stood still while this host was suspended.
             was_set_forward = self._observed_s is None or least > self._kafka_ms
             self._kafka_ms = most if was_set_forward else min(self._kafka_ms, most)
             self._observed_s = now_s
@@ -98,10 +95,7 @@ class ShardClock:
         return self._behind_ms(self._clock.earliest_ms())
 
     def is_outdated(self) -> bool:
-        """Whether an old reading of Kafka's clock holds deliveries back.
-
-        This host may have been suspended since that reading.
-        """
+        """Whether an old reading of Kafka's clock holds deliveries back."""
         with self._lock:
             at_s = self._observed_s
         is_old = at_s is not None and time.monotonic() - at_s > self._patience_s

@@ -57,12 +57,10 @@ class Entry(NamedTuple):
 
 
 def encode(entry: Entry | Request) -> bytes:
-    """Serialise an entry, or a request as a new entry; absent fields take no space.
-
-    Inverse of `decode`. A request has the fields of an entry up to `recurs`.
-    """
+    """Serialise an entry, or a request as a new entry; inverse of `decode`."""
     if isinstance(entry, Request):
         target, message, due_ms, key, headers, caller, caller_id, expires_ms, recurs = entry
+        # the usual request, without the work for fields that it does not have
         is_usual = headers and caller is not None and message is not None
         if is_usual and key is None and caller_id is None and expires_ms is None and recurs is None:
             head = {
@@ -72,7 +70,8 @@ def encode(entry: Entry | Request) -> bytes:
                 "caller": caller,
             }
             line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-            if _BACKSLASH not in line:  # so no escaped NUL: finding that takes ten times as long
+            # so no escaped NUL: finding that takes ten times as long
+            if _BACKSLASH not in line:
                 return line + (message or b"")
     return _encode_unusual(*entry)
 
@@ -101,11 +100,13 @@ def _encode_unusual(
         head["tombstone"] = True
     if caller_id is not None:
         head["caller_id"] = caller_id
+    # a Request has fewer fields than an Entry: those after `recurs` are absent
     for name, value, absent in zip(_SELDOM, seldom, _ABSENT, strict=False):
         if value != absent:
             head[name] = value
     line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-    if headers and _NUL in line:  # the Kafka client cuts off text at a NUL, but not bytes
+    # the Kafka client cuts off text at a NUL, but not bytes
+    if headers and _NUL in line:
         head["headers"] = [(name, _text(value, without="\0")) for name, value in headers]
         line = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
     return line + (message or b"")
@@ -122,6 +123,7 @@ def decode(stored: bytes) -> Entry:
 
     Raises ValueError when the bytes were not written by `encode`.
     """
+    # JSON escapes a newline, so the first one ends the line whatever the message contains
     line, newline, message = stored.partition(b"\n")
     if not newline:
         raise ValueError(f"not an entry: no newline in {stored[:60]!r}")

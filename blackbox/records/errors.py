@@ -35,6 +35,7 @@ class Fenced(RecoveryRequired):
     """Another owner opened this shard; everything this owner had under way is void."""
 
 
+# not RecoveryRequired: the outcome is known, and the writer can be used again
 class TooEarly(Exception):
     """By Kafka's clock a batch was not due yet, and all of it was aborted; nothing is in doubt."""
 
@@ -53,5 +54,6 @@ class Refused(RecoveryRequired):
         self.suspects = suspects
 
 
+# not RecoveryRequired: another opening would find no more room
 class IndexFull(Exception):
     """Redis has no memory left; nothing was stored, and the records stay in Kafka until there is room."""

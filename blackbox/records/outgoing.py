@@ -14,7 +14,6 @@ FORMS = 3
 """How many forms a dead letter has, each smaller than the one before."""
 
 LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
-"""The last headers of a dead letter."""
 
 Refusal = tuple[str, str]
 """Why a record cannot be written: the reason word and the detail."""
@@ -32,14 +31,13 @@ class Outgoing(NamedTuple):
 
 
 def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
-    """The messages as callers asked for them: the request's headers first, blackbox's own last.
-
-    The id of a carried request is that of the request as its caller wrote it; `blackbox-source` is
-    the carried record.
-    """
+    """The messages as callers asked for them: the request's headers first, blackbox's own last."""
     before_id, before_offset = id_prefix(shard), shard.source_prefix
     for offset, entry in entries.items():
+        # the id is that of the request as its caller wrote it, the source may be a carried record
         original_offset = offset if entry.origin is None else entry.origin
+        # blackbox's own last: cancels and carried records are known by their last header, so a
+        # message to a request topic cannot pose as one
         headers = [
             *entry.headers,
             ("blackbox-id", before_id + id_suffix(original_offset)),
@@ -61,10 +59,9 @@ def rewritten_request(shard: Shard, offset: int, entry: Entry, partition: int) -
 def dead_letters(
     shard: Shard, topic: str, original: Record, reason: str, detail: str
 ) -> Iterator[Outgoing]:
-    """The request's record as it was, with the reason why nothing was delivered.
+    """The request's record with the reason; then without its value; then without key and headers.
 
-    Then the same in smaller forms, for a topic that does not take it whole: without the value, and
-    without key and headers too. `blackbox-source` says where the whole record is.
+    `blackbox-source` says where the whole record is.
     """
     source = shard.source(original.offset)
     size = len(original.value or b"")

@@ -116,14 +116,14 @@ class Receipt:
         return chain(delivered, self.dead, self.expired, self.invalid)
 
     def claims(self) -> Iterator[Claim]:
-        """The claims of this receipt: where its messages and dead letters are."""
+        """Where its messages and dead letters are."""
         reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
         yield from _claims({DELIVERED: self.delivered}, self.topics)
         for claim in _claims({"dead": self.letters}, self.topics):
             yield claim._replace(outcome=reasons.get(claim.offset, "dead"))
 
     def without(self, void: set[int]) -> Receipt:
-        """The same receipt, without the requests in `void`."""
+        # most receipts have none of them, and stay as they are
         if void.isdisjoint(self.removals()):
             return self
         return replace(
@@ -163,7 +163,7 @@ def confirmation(claims: Iterable[Claim], at_ms: int, read: int) -> Receipt:
 
 
 def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
-    """The claims that fit into one receipt: it has one id for each topic, and limited room."""
+    """The claims that fit into one receipt: those of one id for each topic, and not too many."""
     ids: dict[str, str] = {}
     same = (
         claim
@@ -173,7 +173,7 @@ def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
     return list(islice(same, MOST_CONFIRMED))
 
 
-MOST_CONFIRMED = 5000
+MOST_CONFIRMED = 5000  # claims per receipt
 DELIVERED = "delivered"
 _LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
@@ -186,8 +186,7 @@ class NotAReceipt(ValueError):
 def decode(value: bytes | None) -> Receipt:
     """Parse a receipt; parts that only a later version knows are left out.
 
-    Raises NotAReceipt for anything that is not a receipt, ValueError for one of another version:
-    what cannot be read in it may have been delivered.
+    Raises NotAReceipt for anything that is not a receipt, ValueError for one of another version.
     """
     try:
         found = orjson.loads(value or b"null")
@@ -195,11 +194,13 @@ def decode(value: bytes | None) -> Receipt:
         found = None
     if not isinstance(found, dict) or not {"v", "at_ms"} <= found.keys():
         raise NotAReceipt(f"not a receipt: {(value or b'')[:80]!r}")
+    # the requests that cannot be read in it may have been delivered
     if found["v"] != VERSION:
         raise ValueError(
             f"the receipt has version {found['v']!r}, but this blackbox reads version {VERSION}; "
             "run the version that wrote it"
         )
+    # parts of later versions are ignored: a rolling update or a rollback must not close a shard
     parts = {name: found[name] for name in ("at_ms", *_PARTS) if name in found}
     for name, part in parts.items():
         if not _has_shape(name, part):
@@ -221,7 +222,7 @@ _SHAPES: dict[str, type] = {
 
 
 def _has_shape(name: str, part: object) -> bool:
-    """Whether a part has the expected shape, by a quick check: there may be thousands of outcomes in it."""
+    # without a look at each pair: there may be thousands of outcomes
     if not isinstance(part, _SHAPES[name]):
         return False
     if name in ("delivered", "letters") and isinstance(part, dict):
@@ -238,7 +239,7 @@ def _has_shape(name: str, part: object) -> bool:
 
 
 def _grouped(claims: Iterable[Claim], topics: Mapping[str, str]) -> dict[str, object]:
-    """Group by outcome and place, so that claims take no more room than in the receipt that made them."""
+    # by outcome and place, so that claims take no more room than in the receipt that made them
     doubtful: dict[str, Places] = {}
     known = dict(topics)
     for offset, outcome, at, there, topic_id in claims:
@@ -257,6 +258,7 @@ def _claims(doubtful: Mapping[str, Places], topics: Mapping[str, str]) -> Iterat
 
 def without_void(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int, Receipt]]:
     """The receipts in order, each without the outcomes that a later one declared void."""
+    # as many as a void may reach are held back
     held: deque[tuple[int, Receipt]] = deque()
     for offset, receipt in receipts:
         if receipt.void:
@@ -269,7 +271,6 @@ def without_void(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int,
 
 
 def topic_of(at: str) -> str:
-    """The topic of `topic/partition`."""
     return at.rpartition("/")[0]
 
 

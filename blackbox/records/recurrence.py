@@ -1,7 +1,4 @@
-"""When a recurring request is due next, and the record that asks for that.
-
-Pure: no I/O, no clock.
-"""
+"""When a recurring request is due next, and the record that asks for that."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ from blackbox.records.entry import Entry, HeaderValues
 from blackbox.records.request import Headers
 
 HEADER = "blackbox-follows"
-"""The last header of a request that blackbox wrote for the next time; delivered messages never have it."""
+"""The last header of a request for the next time; delivered messages never have it."""
 AGAIN = "blackbox-again"
-"""The same for a request that was written again because its topic is another now; names the earlier record."""
+"""The same for a request that `rebind` has written again; names the earlier record."""
 
 LONGEST_CRON_CHARS = 200
+# A zone is also looked for as a package, and each slash in its name is a recursion.
 LONGEST_ZONE_CHARS = 64
-"""A zone is also looked for as a package, and each slash in its name is a recursion."""
 
+# As far as BLACKBOX_MAX_COUNTDOWN_S goes: a later time could not be waited for.
 LOOKS_AHEAD_YEARS = 10
-"""As far as `BLACKBOX_MAX_COUNTDOWN_S` goes: a later time could not be waited for."""
 
 _EVERY, _CRON = "every", "cron"
 _DURATION = TypeAdapter(timedelta)
@@ -41,6 +38,7 @@ def every(given: object, longest_s: int) -> str:
     Raises ValueError, with what is expected, for anything else, for less than a second, and for
     more than `longest_s`.
     """
+    # without months and years, which vary in length
     if (
         type(given) is str
         and given.startswith("P")
@@ -82,14 +80,14 @@ def cron(expression: object, zone: object, after_ms: int) -> str:
 def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
     """The first time after the one that was due, and after now: times that were missed are skipped.
 
-    `every` stays on the grid that began with the first due time, so nothing drifts. `cron` goes by
-    local time, as Debian's does: a time that a clock change leaves out comes right after it, a time
-    that it repeats comes once, unless it comes each hour. Raises ValueError for what `every` and
-    `cron` did not make.
+    `cron` goes by local time, as Debian's does: a time that a clock change leaves out comes right
+    after it, a time that it repeats comes once, unless it comes each hour. Raises ValueError for
+    what `every` and `cron` did not make.
     """
     kind, _, rest = recurs.partition(" ")
     if kind == _EVERY:
         step_ms = int(rest)
+        # on the grid that began with the first due time, so nothing drifts
         return due_ms + step_ms * max(1, (now_ms - due_ms) // step_ms + 1)
     zone, _, expression = rest.partition(" ")
     return _next_match(expression, zone, max(due_ms, now_ms) // 1000) * 1000
@@ -98,12 +96,10 @@ def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:
 def next_request_headers(
     headers: HeaderValues, source: str
 ) -> list[tuple[str, bytes | str | None]]:
-    """The headers of the record that asks for the next time; the last one names the record it follows."""
     return [*headers, (HEADER, source)]
 
 
 def follows(headers: HeaderValues) -> bool:
-    """Whether a record asks for the next time of a recurring request."""
     return bool(headers) and headers[-1][0] == HEADER
 
 
@@ -131,6 +127,7 @@ def request_value_at(entry: Entry, at_ms: int) -> bytes:
     if entry.key is not None:
         asked |= _as_text("key", "key_encoding", entry.key)
     if entry.expires_ms is not None:
+        # relative, as the due time of this record is another
         asked["expires_after"] = (entry.expires_ms - entry.due_ms) / 1000
     return orjson.dumps(asked)
 
@@ -143,10 +140,9 @@ def _as_text(name: str, encoding: str, held: bytes | None) -> dict[str, str | No
 
 
 class _Cron(CronSim):
-    """Searches by months, not from day to day, and gives up after `LOOKS_AHEAD_YEARS`.
+    """Searches by months, not from day to day, and gives up after `LOOKS_AHEAD_YEARS`."""
 
-    Otherwise fields that never match cost intake 20 ms.
-    """
+    # from day to day, fields that never match cost intake 20 ms
 
     def __init__(self, expression: str, after: datetime) -> None:
         super().__init__(expression, after)

@@ -14,15 +14,16 @@ from uuid import UUID
 
 Headers = list[tuple[str, bytes | None]]
 
+# The bits that a request id has for them.
 MAX_PARTITION = (1 << 20) - 1
 MAX_OFFSET = (1 << 62) - 1
 
 
+# Kafka's rule. librdkafka accepts other names, and they block its flush until they time out.
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether Kafka allows a topic of this name."""
     return name not in (".", "..") and _TOPIC_NAME.fullmatch(name) is not None
 
 
@@ -147,10 +148,7 @@ class Invalid(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def id_prefix(shard: Shard) -> str:
-    """The part of a request id that its shard determines, the first 19 characters.
-
-    Raises ValueError for a partition above 1,048,575, which does not fit into an id.
-    """
+    """The first 19 characters of an id. Raises ValueError for a partition above 1,048,575."""
     if not 0 <= shard.partition <= MAX_PARTITION:
         raise ValueError(f"{shard}: partition must be 0 to {MAX_PARTITION} to fit into an id")
     topic = int.from_bytes(hashlib.sha256(shard.topic.encode()).digest()[:5], "big")
@@ -171,7 +169,7 @@ def request_id(shard: Shard, offset: int) -> str:
 
 
 def id_suffix(offset: int) -> str:
-    """The part of a request id that its offset determines, the last 17 characters."""
+    """The last 17 characters of an id."""
     return f"{offset >> 48 | 0x8000:04x}-{offset & 0xFFFF_FFFF_FFFF:012x}"
 
 
@@ -189,6 +187,7 @@ def locate(text: str, topics: list[str]) -> tuple[Shard, int]:
     value = parsed.int
     partition = (value >> 80 & 0xFF) << 12 | value >> 64 & 0xFFF
     offset = value & MAX_OFFSET
+    # an id has only a hash of its topic: the whole is made again and compared
     for topic in topics:
         if request_id(Shard(topic, partition), offset) == str(parsed):
             return Shard(topic, partition), offset
@@ -217,7 +216,8 @@ def offset_in(shard: Shard, text: str) -> int | None:
 
 
 def member(offset: int) -> bytes:
-    """A request's name in its shard's index: 16 hex digits, so that text order is journal order."""
+    """A request's name in its shard's index: 16 hex digits."""
+    # Redis orders equal scores by text, so requests of one due time stay in journal order
     return b"%016x" % offset
 
 

@@ -10,26 +10,22 @@ from typing import Literal, NamedTuple
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.request import Reason
 
+# Parts of one transaction and their time: the shard waits for the brokers at each, and the
+# transaction times out.
 MOST_PARTS, PARTS_S = 20, 3.0
-"""Parts of one transaction and their time: the shard waits for the brokers at each, and there is a timeout."""
 
+# The size of a record batch's head, in Kafka's message format 2.
 BATCH_BYTES = 61
-"""The size of a record batch's head, in Kafka's message format 2."""
 
 
 class Limits(NamedTuple):
-    """The limits of one topic.
-
-    `most_bytes` is the largest record batch it takes, None: any. `one_by_one`: it refused a batch
-    lately.
-    """
+    """The limits of one topic. `most_bytes` is the largest record batch it takes; None: any."""
 
     needs_key: bool
     most_bytes: int | None
-    one_by_one: bool = False
+    one_by_one: bool = False  # it refused a batch lately
 
     def refusal(self, message: Outgoing) -> Refusal | None:
-        """Why the brokers would refuse this message; None if they would not."""
         if self.needs_key and message.key is None:
             return (
                 Reason.REFUSED,
@@ -59,8 +55,7 @@ class RecordBatches:
         }
         self._held: dict[str, int] = {}
         self._full: set[str] = set()
-        self.apart: set[int] = set()
-        """The offsets of messages that go in a record batch of their own."""
+        self.apart: set[int] = set()  # offsets of messages in a record batch of their own
         self._count = 0
         self._until_s = time.monotonic() + PARTS_S
 
@@ -70,6 +65,7 @@ class RecordBatches:
         limit = self._strict.get(topic)
         if limit is None:
             return "here"
+        # also a smaller message that would still fit: it must not overtake
         if topic in self._full:
             return "later"
         if limit.one_by_one:
@@ -82,6 +78,7 @@ class RecordBatches:
             self._full.add(topic)
             return "later"
         self._count += 1
+        # the flush sends the records of all topics
         self._held = {topic: size}
         return "next"
 

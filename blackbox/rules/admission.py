@@ -16,6 +16,7 @@ from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, CallerCounts, CallerRule, QuotaRequest, Rules
 from blackbox.rules.rulings import BatchRulings
 
+# Other services admit requests of the caller in the same time, so its quota is approximate.
 PENDING_KNOWN_FOR_S = 1.0
 
 
@@ -46,11 +47,9 @@ class CallerAdmission:
         self._lock = Lock()
 
     def rules(self) -> Rules:
-        """The current rules."""
         return self._file.rules()
 
     def rulings(self) -> BatchRulings:
-        """What the current rules say about one batch."""
         return BatchRulings(self.rules(), self.over_quota)
 
     def over_quota(
@@ -58,8 +57,6 @@ class CallerAdmission:
     ) -> dict[int, Refusal]:
         """The refusals of requests below `end` that exceed a quota, by offset.
 
-        Requests are counted in the second they were written in: a backlog that is read at once is
-        not a burst. Requests that are stored again are judged as before, and not counted again.
         Raises IndexFull when Redis has no room.
         """
         rules = self.rules()
@@ -67,6 +64,7 @@ class CallerAdmission:
             counted = self._counted.setdefault(shard, _Counted())
             by_caller: defaultdict[str, list[QuotaRequest]] = defaultdict(list)
             for one in asked:
+                # a batch that is stored again is not counted again
                 if one.record.offset >= counted.end:
                     by_caller[one.caller].append(one)
             refused: dict[int, Refusal] = {}
@@ -76,6 +74,7 @@ class CallerAdmission:
                     refused |= self._too_fast(caller, rule, theirs)
                     left = [one for one in theirs if one.record.offset not in refused]
                     refused |= self._too_many(caller, rule, left)
+                # quotas are approximate: intake does not wait for the Redis that counts them
                 except IndexLost as silent:
                     logger.warning(
                         "cannot count the quotas of %r, so they are not enforced now: %s",
@@ -95,6 +94,7 @@ class CallerAdmission:
             return {}
         seconds: defaultdict[Second, list[int]] = defaultdict(list)
         for one in asked:
+            # the second in which it was written: a backlog that is read at once is not a burst
             seconds[Second("requests", caller, one.start_ms // 1000)].append(one.record.offset)
         before = self._counts.count({second: len(found) for second, found in seconds.items()})
         why = f"CALLER_SERVICE {caller!r} has already sent {most} requests in this second"

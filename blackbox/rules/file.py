@@ -25,6 +25,7 @@ class RulesFile:
         """Read the file. Raises RulesError if it cannot be used."""
         self._path = path
         self._lock = Lock()
+        # the state before the text: a change in between is read at the next look
         self._state = self._look()
         self._rules = self._read()
         self._looked_s = time.monotonic()
@@ -32,6 +33,7 @@ class RulesFile:
 
     def rules(self) -> Rules:
         now = time.monotonic()
+        # one thread looks; the others do not wait, and use the rules that are there
         if now - self._looked_s >= LOOK_S and self._lock.acquire(blocking=False):
             try:
                 self._looked_s = now
@@ -57,6 +59,7 @@ class RulesFile:
             found = self._path.stat()
         except OSError:
             return None
+        # ctime and inode: mended permissions and a copy with its time do not change mtime
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _read(self) -> Rules:

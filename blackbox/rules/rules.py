@@ -1,7 +1,4 @@
-"""The rules in the file `BLACKBOX_CALLERS_FILE`.
-
-Pure: no I/O, no clock.
-"""
+"""The rules in the file `BLACKBOX_CALLERS_FILE`."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Record, Request, Second, Shard, is_topic_name
 
+# All callers that the file does not name, counted together: more names do not get them more.
 OTHERS = "(others)"
-"""All callers that the file does not name, counted together: using more names does not get them more."""
 
 
 class CallerCounts(Protocol):
@@ -40,6 +37,7 @@ class CallerRule(BaseModel):
     second of the records' timestamps, `most_pending` what waits in Redis.
     """
 
+    # a rule with a typing error in its name would limit nothing
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     admitted: bool = True
@@ -83,20 +81,17 @@ class Rules(BaseModel):
 
     @cached_property
     def counted(self) -> list[str]:
-        """The names whose pending requests are counted."""
         named = {**self.callers, OTHERS: self.others}
         return [name for name, rule in named.items() if rule.most_pending is not None]
 
     def counted_of(
         self, requests: Mapping[int, Request | Entry]
     ) -> dict[str, list[tuple[int, int]]]:
-        """(due time, offset) of these requests, by the names whose pending requests are counted.
-
-        Without what can only become a dead letter.
-        """
+        """(due time, offset) of these requests, by the names whose pending requests are counted."""
         found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.counted}
         for offset, one in requests.items():
             name, _ = self.of(one.caller)
+            # dead letters do not count against the quota
             if name in found and not (isinstance(one, Entry) and one.reason):
                 found[name].append((one.due_ms, offset))
         return found

@@ -57,12 +57,13 @@ class BatchRulings:
     def applied(
         self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int
     ) -> Sequence[tuple[int, Change]]:
-        """The changes, with dead letters for what is refused. Requests below `judged` were judged before."""
+        """The changes, with dead letters for what is refused."""
         if not self._refused and not over:
             return changes
         ruled = list(changes)
         for place, letter in self._refused.items():
             offset, _ = ruled[place]
+            # requests below it were judged before the index was lost
             if offset >= judged:
                 ruled[place] = offset, letter
         for place, _, record, request, start_ms in self._asked:
@@ -76,7 +77,6 @@ class BatchRulings:
     def counted_of(
         self, puts: Mapping[int, Request | Entry]
     ) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """As `Rules.counted_of`."""
         return self.rules.counted_of(puts) if self.rules.counted else {}
 
     def name_of(self, caller: str | None) -> str:

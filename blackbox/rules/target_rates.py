@@ -24,16 +24,17 @@ class TargetRates:
     def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
         """When each of these messages, sorted by due time, may go, epoch ms; `now_ms` means at once.
 
-        What came due in this second goes after all that has a time already. Raises IndexLost or
-        IndexFull as the index does.
+        Raises IndexLost or IndexFull as the index does.
         """
         count = len(due_ms)
         rule = self._file.rules().targets.get(target)
         if rule is None:
             return [now_ms] * count
         most, second = rule.messages_per_second, now_ms // 1000
+        # another rate is another sequence: its numbers stand for other times
         sequence, next_second = f"{target}:{most}", (second + 1) * most
-        # what has a time got it before this second began
+        # A message with a reserved time got it before this second, so it was due before it too.
+        # Messages that came due in this second go after these.
         old = bisect_left(due_ms, second * 1000)
         if old < count and self._counts.reserve(sequence, 0, 0) > next_second:
             free = self._free(target, old, most, second)
