@@ -118,7 +118,7 @@ class ShardWriter:
         others = [error for error in self._failed.values() if reason_of(error) is None]
         if not self._failed:
             raise JournalLost(f"{self._shard}: cannot produce: the transaction has failed")
-        # In a transaction, a refusal fails the records behind it; without one, errors are independent.
+        # In a transaction, a refusal fails the records behind it; else each error is its own.
         if others and (not suspects or not self._exactly_once):
             is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
             if is_purged and self._exactly_once:  # commit raises the cause

@@ -10,7 +10,7 @@ from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
-LOOK_S = 10  # a new partition normally has an owner sooner
+LOOK_S = 10  # between two looks; a new partition normally has an owner sooner
 
 # An hour: joining again does not help if, for example, the group's leader may not see a topic.
 MOST_LOOKS = 360
