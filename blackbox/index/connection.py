@@ -175,9 +175,9 @@ class RedisSession:
     ) -> list[Any]:
         """Send packed commands, while later ones are still being made; return the reply to each.
 
-        Redis works on them while `while_busy` runs; an exception from it ends the session. Raises
-        IndexFull when Redis is out of memory, IndexLost for everything that leaves the connection
-        or its server in doubt, redis.ResponseError for a command that is wrong.
+        Redis works on them while `while_busy` runs. An exception from either argument ends the
+        session. Raises IndexFull when Redis is out of memory, IndexLost for everything that leaves
+        the connection or its server in doubt, redis.ResponseError for a command that is wrong.
         """
         if self._lost:
             raise IndexLost("the connection to Redis was lost earlier")

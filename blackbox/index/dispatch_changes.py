@@ -46,7 +46,7 @@ class DispatchChanges(PostponingChanges):
         with self._lock:
             known = self._bands()
             bands = sorted(band for band, to in known.items() if to in release)
-            # All backlogs share one limit: other targets do not wait until they are through.
+            # All backlogs share a second limit: due entries do not wait until they are through.
             share = max(1, limit // max(1, len(bands)))
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),

@@ -110,8 +110,8 @@ def _orphans(session: RedisSession, known: dict[bytes, Shard]) -> Iterator[list[
 class _SecondLook:
     """A second look at some names of a shard."""
 
-    # A live service stores and removes both in between two reads. So one of them counts as missing
-    # only if the other was seen after the first look, and it is still missing then.
+    # Between two reads, a live service may store or remove an entry and its payload. One counts as
+    # missing only if the other is there after the first look, and the one is still missing then.
 
     def __init__(self, session: RedisSession, keys: Keys) -> None:
         self._session = session

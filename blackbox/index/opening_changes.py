@@ -68,8 +68,8 @@ class OpeningChanges(Lookups):
 
         Conditional records below `verdicts_below` counted, unless they are `ignored`. Callers'
         rules do not judge requests below `judged` again. Requests that were due before `unknown_ms`
-        may have an outcome that is in no receipt. With `is_rebuild` no other process stores anything
-        until `finish`. Raises PositionsMoved when the positions are not those that `load` found.
+        may have an outcome that is in no receipt. With `is_rebuild` no other process stores until
+        `finish`. Raises PositionsMoved when the positions are not those that `load` found.
         """
         with self._lock:
             self._drop_payloads()
@@ -137,7 +137,7 @@ class OpeningChanges(Lookups):
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(positions.receipts),
             ]
-            # The mark belongs to the former receipts. The next barrier names `unknown`.
+            # The mark belongs to the former receipts. A barrier will name `unknown` in the new ones.
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
                 changes += [pack("HDEL", keys.state, "mark"), about]

@@ -82,7 +82,7 @@ class RedisServers:
 
     def now_ms(self) -> int:
         """The earliest of their wall clocks, epoch ms."""
-        # One fast clock makes nothing early.
+        # The earliest, so that one fast clock makes no message early.
         return min(self._answers(RedisNode.now_ms))
 
     def memory_used(self) -> float:

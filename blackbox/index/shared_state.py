@@ -36,7 +36,7 @@ class SharedState:
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
         replies = self._clients.together(*added, *(("HLEN", key) for key in each))
         for key, kept in zip(each, replies[len(more) :], strict=True):
-            # Only at twice as many: a removal of the oldest for each count would cost more.
+            # Only at twice as many, so that the oldest are not removed at each count.
             if kept > 2 * SECONDS_KEPT:
                 self._forget(key)
         totals = zip(more.items(), replies, strict=False)
@@ -84,8 +84,8 @@ class SharedState:
         self._clients.close()
 
     def _remove_ended(self, caller: str, every: Sequence[Keys]) -> None:
-        # Recovery ends requests whose caller it does not know: they are found and removed here. Some
-        # of each shard are checked each time, and the next ones the next time.
+        # Recovery ends requests whose caller it does not know: they are removed here. Some of each
+        # shard are checked each time, and the next ones the next time.
         now_ms = time.time_ns() // 1_000_000
         starts = [self._looked.pop(keys.of(caller), 0) for keys in every]
         late = self._clients.together(

@@ -38,6 +38,7 @@ def positions_of(
 
 
 def claims_of(stored: bytes | None) -> dict[int, Claim]:
+    """The claims that the state lists as in doubt."""
     return {one[0]: Claim(*one) for one in orjson.loads(stored or b"[]")}
 
 

@@ -1,4 +1,4 @@
-"""A walk along the requests of a shard, to find from where on its request topic is still needed.
+"""A walk along the requests of a shard, from the last low-water mark to the first pending request.
 
 It takes minutes, while the service goes on. Its result counts only if all of it came from one Redis
 under one opening: over one connection, with the same token and positions that never go back.
@@ -87,7 +87,7 @@ class Walk:
         # A request that has ended stays ended: below the last mark, none is checked again. A scan
         # of all pending requests would cost Redis three times as much for each, at every walk.
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
-        # The state counts cold requests: the mark must not pass those that Redis lost alone.
+        # The state counts cold requests: if Redis lost only their key, the mark would pass them.
         if int(cold or 0) > 0 and not segments:
             raise WalkVoid(f"{self._shard}: Redis lost a single key, {keys.cold.decode()}")
         if segments:
