@@ -32,8 +32,6 @@ class BadAddress(ValueError):
 
 
 class ServerAddress(NamedTuple):
-    """Where a server listens."""
-
     host: str
     port: int
 
@@ -106,6 +104,7 @@ def _sentinel(base: str, hosts: str, parts: SplitResult) -> Address:
             "unknown option starting with sentinel_; use sentinel_username or sentinel_password"
         )
     of_sentinels = {name.removeprefix("sentinel_"): value for name, value in given.items()}
+    # Sentinels get TLS and its certificates as well, but never the password of Redis.
     if base == "rediss":
         of_sentinels |= {n: value for n, value in options.items() if n.startswith("ssl_")}
         of_sentinels["ssl"] = True
@@ -125,10 +124,8 @@ def _cluster(base: str, hosts: str, parts: SplitResult) -> Address:
 
 
 def _split(url: str) -> tuple[str, SplitResult]:
-    """Split a URL into its hosts and the rest, parsed with a placeholder as the host.
-
-    Newer Pythons do not split a list of hosts that contains [::1].
-    """
+    """Split a URL into its hosts and the rest, parsed with a placeholder as the host."""
+    # Newer Pythons do not split a URL whose list of hosts contains [::1].
     scheme, _, rest = url.partition("://")
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
     return hosts, urlsplit(f"{scheme}://-{rest[len(hosts) :]}")

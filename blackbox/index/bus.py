@@ -23,8 +23,8 @@ written -- the driver, dispatch and intake tasks
 read    -- the driver, dispatch tasks
 """
 PAUSE_S = 1.0
+# After this long without a note, a listener sends a ping; after twice that, it connects again.
 SILENCE_S = 5.0
-"""After this long without a note, a listener sends a ping to Redis; after twice that, it connects again."""
 
 
 class Bus:
@@ -46,10 +46,7 @@ class Bus:
 
 
 class Listener:
-    """Receives the notes of these kinds; connects again by itself after Redis was away.
-
-    Not safe for use from two threads.
-    """
+    """Receives the notes of these kinds; connects again by itself. Not safe for two threads."""
 
     def __init__(self, url: str, name: str, kinds: tuple[str, ...]) -> None:
         self._clients = Clients(pool(url))

@@ -15,7 +15,7 @@ Slots = list[tuple[range, ServerAddress]]
 
 
 class Cluster:
-    """One pool for each node. The slot table is not kept: a node is asked each time."""
+    """One pool for each node."""
 
     def __init__(self, address: Address, options: dict[str, Any]) -> None:
         self._named = address.places
@@ -25,6 +25,8 @@ class Cluster:
 
     def servers_of(self, keys: Iterable[bytes]) -> dict[bytes, redis.ConnectionPool]:
         """The primaries that have these keys now. Raises redis.ConnectionError when no node reports them."""
+        # Asked each time. redis-py's cluster client would follow a redirection and retry, but the
+        # owner of a shard must notice that its slot has moved, and recover.
         _, slots = self._ask()
         return {key: self._server_of(key, slots) for key in keys}
 
@@ -44,7 +46,6 @@ class Cluster:
         return {str(place): self.pool(place) for _, place in slots}
 
     def any_server(self) -> redis.ConnectionPool:
-        """A node that is part of the cluster now."""
         place, _ = self._ask()
         return self.pool(place)
 
@@ -65,10 +66,7 @@ class Cluster:
             return self._clients[place]
 
     def _ask(self) -> tuple[ServerAddress, Slots]:
-        """The node that answers, and its slot table. Nodes that see a working cluster are preferred.
-
-        A node that was cut off from the others keeps reporting what was true before.
-        """
+        """The node that answers, and its slot table; preferably one that sees a working cluster."""
         said, cut_off = [], None
         for place in self._named:
             try:
@@ -77,10 +75,12 @@ class Cluster:
                 said.append(f"{place} {_why_silent(error)}")
                 continue
             if slots and is_well:
+                # Asked first from now on: each silent node before it would cost a timeout.
                 self._named = (place, *(other for other in self._named if other != place))
                 return place, slots
             if not slots:
                 said.append(f"{place} does not belong to a cluster")
+            # A node that is cut off from the others keeps reporting what was true before.
             elif cut_off is None:
                 cut_off = place, slots
         if cut_off is not None:

@@ -19,10 +19,11 @@ from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
 
+# A parked entry's payload stays in Redis for this long; after that it is read again from Kafka.
 PARKED_FOR_S = 30 * 86_400
-"""How long the payload of a parked entry stays in Redis; after that it is read again from Kafka."""
+# Only its payload says that an entry is a dead letter: a request that is read again is admitted.
 LETTER_FOR_S = 10 * 365 * 86_400
-"""The same for a dead letter. Only its payload says that it is one: what is read again is admitted."""
+# Elements per command: 10,000 block Redis for some 4 ms, and Lua's `unpack` fails near 8,000.
 CHUNK = 1000
 
 
@@ -33,6 +34,8 @@ class Commands:
         self._grace_s = grace_s
         self._keys = keys = Keys(shard)
         self._set_ex = set_ex_template(keys)
+        # A new one for each opening: positions alone do not show that Redis was rolled back and
+        # brought to the same place again by another owner.
         self._token = token_hex(8).encode()
         # fields of the state, and the keys that must exist if the field is above 0
         self._expected = {
@@ -65,6 +68,7 @@ class Commands:
         if due_ms >= BAND_MS:
             left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S
         else:
+            # Redis refuses an `EX` of 0 or less.
             left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
         expires_s = b"%d" % (left_s + self._grace_s)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
@@ -88,7 +92,7 @@ class Commands:
     def _remember(
         self, key: bytes, name: bytes, scored: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
-        """Add to a sorted set that continues to exist, whatever is removed from it."""
+        # The sentinel keeps the key in existence: if the key is missing, Redis lost it.
         if scored:
             yield pack("ZADD", key, "+inf", SENTINEL)
             yield pack("HSET", self._keys.state, name, 1)
@@ -126,6 +130,7 @@ class Commands:
         requests: int,
     ) -> bytes | None:
         """The key that is missing although other keys say that it should exist; None if there is none."""
+        # The sentinel is at +inf, so behind everything: without it, the key was deleted or evicted.
         if last != [SENTINEL]:
             return self._keys.due
         keys = self._keys
@@ -137,12 +142,10 @@ class Commands:
         return None
 
     def _empty(self, callers: Sequence[bytes]) -> bytes:
-        """The command that empties the index, without its payloads.
-
-        Payloads of requests that are read again are overwritten, others expire. What is counted of
-        these callers is removed: a rebuild counts what is pending then.
-        """
+        """The command that empties the index, without its payloads."""
         keys = self._keys
+        # Also the counted requests of callers: a rebuild counts again. UNLINK, not DEL, which would
+        # block Redis while it frees a large set.
         return pack(
             "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
             keys.ended, keys.unwanted, keys.in_flight, keys.state, keys.receipts,

@@ -1,9 +1,6 @@
 """How connections to Redis are made: all of them here, each tried once and never retried.
 
-A connection that is lost may come back to a Redis that lost writes, or to another server, and the
-owner of a shard must notice that. So every failure of a session requires recovery, and only
-recovery opens another one. At each new connection, Sentinel or the cluster is asked where the
-server is.
+At each new connection, Sentinel or the cluster is asked where the server is.
 """
 
 from __future__ import annotations
@@ -26,31 +23,31 @@ from blackbox.index.sentinel import Primary
 from blackbox.records.errors import IndexFull, IndexLost
 
 Connections = redis.ConnectionPool | Cluster
-"""To a single server, or to the nodes of a cluster."""
 
+# The server is alive but does not serve this shard: it is a replica, or a node that lost the slot.
 NOT_SERVING = (
     redis.ReadOnlyError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.AskError,
     redis.exceptions.TryAgainError,
 )
-"""The server is alive but does not serve this shard: it is a replica, or a node that lost the slot."""
 
+# A script runs for too long, too few replicas are connected, or no snapshot can be written.
 NOT_SERVING_NOW = ("BUSY", "NOREPLICAS", "MISCONF")
 
-STREAM_COMMANDS = 250
-"""Commands sent at once: enough to make a system call worthwhile."""
+STREAM_COMMANDS = 250  # commands sent at once: enough to make a system call worthwhile
 
+# If Redis hung for longer, recovery first reads what was cancelled in that time.
 TIMEOUT_S = 2.5
-"""If Redis hung for longer, recovery first reads what was cancelled in that time."""
 
-MOST_CONNECTIONS = 1_000_000
-"""One for each shard of a process; the client's own limit is 100."""
+MOST_CONNECTIONS = 1_000_000  # one for each shard of a process; redis-py's default is 100
 
 
 def pool(url: str) -> Connections:
     """The connections for a `BLACKBOX_REDIS_URL`. Raises BadAddress; does not connect yet."""
     address = read(url)
+    # No retry: a connection that is lost may come back to a Redis that lost writes, or to another
+    # server. The owner of a shard must notice that, so only recovery opens another session.
     of_any = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     options: dict[str, Any] = of_any | {
         "socket_timeout": TIMEOUT_S,
@@ -92,10 +89,11 @@ def servers(connections: Connections) -> dict[str, redis.ConnectionPool]:
 
 
 class Clients:
-    """redis-py clients for use outside an owner's session; kept, as making one costs more than a command."""
+    """redis-py clients for use outside an owner's session."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        # Kept, as making a client costs more than a command.
         self._made: dict[redis.ConnectionPool, redis.Redis] = {}
 
     def of_each(self, keys: Iterable[bytes]) -> dict[bytes, redis.Redis]:
@@ -150,7 +148,6 @@ def reason(error: Exception) -> str:
 
 
 def pack(*command: bytes | str | int) -> bytes:
-    """One command in the Redis protocol."""
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
@@ -178,10 +175,9 @@ class RedisSession:
     ) -> list[Any]:
         """Send packed commands, while later ones are still being made; return the reply to each.
 
-        Redis works on the first ones already, and on the rest while `while_busy` runs. An exception
-        from either ends the session. Raises IndexFull when Redis is out of memory, IndexLost for
-        everything that leaves the connection or its server in doubt, redis.ResponseError for a
-        command that is wrong.
+        Redis works on them while `while_busy` runs. An exception from either argument ends the
+        session. Raises IndexFull when Redis is out of memory, IndexLost for everything that leaves
+        the connection or its server in doubt, redis.ResponseError for a command that is wrong.
         """
         if self._lost:
             raise IndexLost("the connection to Redis was lost earlier")
@@ -197,14 +193,15 @@ class RedisSession:
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self.close()
             raise IndexLost(f"the connection to Redis was lost: {error}") from error
-        except IndexFull:
+        except IndexFull:  # all replies have been read: the session can go on
             raise
-        except BaseException:
+        except BaseException:  # replies may be left that the next command would take for its own
             self.close()
             raise
 
     def _read(self, replies: int) -> list[Any]:
         answers: list[Any] = []
+        # Every reply is read before the first failure is raised.
         while len(answers) < replies:
             answers.append(self._read_one())
             answers += self._at_hand(replies - len(answers))
@@ -219,7 +216,7 @@ class RedisSession:
             return failure
 
     def _at_hand(self, most: int) -> Iterator[Any]:
-        """Replies that have arrived with the last one, past redis-py's layers: saves a tenth of intake."""
+        # Replies that arrived with the last one, past redis-py's layers: saves a tenth of intake.
         reader = getattr(self._connection._parser, "_reader", None)
         if reader is not None:
             come = iter(lambda: reader.gets(False), NOT_ENOUGH_DATA)

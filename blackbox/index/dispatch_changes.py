@@ -41,11 +41,12 @@ class DispatchChanges(PostponingChanges):
 
         Checks the positions even when nothing is due. `passing_over` are due entries that are being
         delivered already and so left out. Entries that are parked for the targets in `release` come
-        first, as many again at most: others do not wait until a backlog is through.
+        first, as many again at most.
         """
         with self._lock:
             known = self._bands()
             bands = sorted(band for band, to in known.items() if to in release)
+            # All backlogs share a second limit: due entries do not wait until they are through.
             share = max(1, limit // max(1, len(bands)))
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),
@@ -67,9 +68,11 @@ class DispatchChanges(PostponingChanges):
             left = {band: count for band, count in zip(known, counts, strict=True) if count}
             self._parked = {band: known[band] for band in left}
             released = list(chain.from_iterable(in_bands))
+            # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))
             is_cut = len(stored) < len(ready) + len(released)
             for band, names in zip(bands, in_bands, strict=True):
+                # A backlog that comes out whole is not a backlog any more.
                 if names and len(names) == left[band] and not is_cut:
                     del left[band]
             is_timed = pending > 1 and float(first[1]) < BAND_MS
@@ -104,6 +107,8 @@ class DispatchChanges(PostponingChanges):
         self, stored: list[tuple[bytes, bytes | None]], passing_over: Collection[int]
     ) -> list[tuple[int, bytes | None]]:
         """These entries without those to pass over, and those that ended while they were read."""
+        # Without payload and score, it was cancelled or replaced since. With a score only, the
+        # payload was lost or has expired, and is read again from Kafka.
         lost = [name for name, payload in stored if payload is None]
         scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
@@ -125,6 +130,7 @@ class DispatchChanges(PostponingChanges):
         forget = pack("HDEL", key, self._token)
         command = pack("HSET", key, self._token, b"".join(names)) if names else forget
         with self._lock:
+            # Mark, then check: a concurrent cancel either finds the mark or is found by the check.
             try:
                 self._check(*self._session.run([command, *self._read_positions()])[1:])
             except PositionsMoved:
@@ -156,9 +162,8 @@ class DispatchChanges(PostponingChanges):
         `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
         of what is removed here.
 
-        Dispatch and recovery both end with this. Removals at or above the position `requests` are
-        remembered in `skip` until their request is read. `postpone` is what `defer` takes, in the
-        same MULTI.
+        Removals at or above the position `requests` are remembered in `skip` until their request is
+        read. `postpone` is what `defer` takes, in the same MULTI.
         """
         with self._lock:
             freed = [c for c in removals.values() if c is not None]
@@ -166,6 +171,8 @@ class DispatchChanges(PostponingChanges):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
                 found, pending = self._watch_pending(postpone, *keys)
                 unread: Sequence[int] = ()
+                # Watched only if something depends on it: intake moves `requests` all the time, and
+                # each of the two would make the other one retry.
                 if removals and max(removals) >= found.requests:
                     found = self._watch_positions(self._keys.state, self._keys.skip)
                     unread = [offset for offset in removals if offset >= found.requests]
@@ -178,6 +185,7 @@ class DispatchChanges(PostponingChanges):
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
                     commands += zrem_chunks(self._keys.of(caller), offsets)
+                # Deliveries must leave a full Redis, because they make room in it.
                 if self._exec_even_if_full(commands, found):
                     self.positions = Positions(found.requests, receipts)
                     self._settled = receipts
@@ -193,6 +201,7 @@ class DispatchChanges(PostponingChanges):
         receipts: int,
     ) -> Iterator[bytes]:
         yield from self._remove([offset for offset in removals if offset < found.requests])
+        # A later request may have taken the caller id since.
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._hold(dict.fromkeys(freed))
         yield pack("UNLINK", self._keys.in_flight)

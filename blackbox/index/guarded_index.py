@@ -68,6 +68,8 @@ class GuardedIndex(Commands):
         try:
             return self._exec(commands)
         except IndexFull:
+            # A full Redis refuses even a MULTI that only removes; a script may do that. EXEC has
+            # ended the WATCH, so the script compares the positions itself.
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script])[0])
 
@@ -119,6 +121,7 @@ class GuardedIndex(Commands):
 
     def _check(self, state: Sequence[bytes | None], receipts: bytes | None) -> Positions:
         found, seen = positions_of(self.shard, state, receipts), self.positions
+        # Intake of another process may advance `requests`; only the shard's owner moves `receipts`.
         if found is None or found.receipts != seen.receipts or found.requests < seen.requests:
             raise PositionsMoved(f"{self.shard}: the index is at {found}, but {seen} was expected")
         self._saw(found.requests)
@@ -130,7 +133,8 @@ class GuardedIndex(Commands):
             self.positions = self.positions._replace(requests=requests)
 
     def _consistent(self, commands: Sequence[bytes]) -> list[Any]:
-        """The state and the replies to these reads, consistent with each other. No MULTI: see when_full."""
+        """The state and the replies to these reads, consistent with each other."""
+        # Not in a MULTI, which a full Redis refuses: the positions are read before and after.
         positions = self._read_positions(b"largest", b"doubtful", *self._expected)
         while True:
             state, position, *replies, state_after, position_after = self._session.run(
@@ -152,6 +156,7 @@ class GuardedIndex(Commands):
         return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
 
     def _payloads(self, names: list[bytes], largest: int) -> list[tuple[bytes, bytes | None]]:
+        # A size costs a command: read only if payloads of the largest size could exceed the limit.
         if len(names) * largest > MAX_BATCH_BYTES:
             names = names[: self._fitting(names)]
         return list(zip(names, self._mget(names), strict=True))

@@ -1,7 +1,6 @@
-"""Reads of all that indexes hold, without taking part in them.
+"""Reads of all that indexes hold, for jobs that compare whole indexes with the journals.
 
-For jobs that compare whole indexes with the journals. Only they walk sets and the key space (ZSCAN,
-SCAN): each call is short, but there are as many as the entries take. A service never does this.
+Only these jobs walk sets and the key space (ZSCAN, SCAN). A service never does this.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class IndexDump:
     def entries(self, shard: Shard) -> Iterator[list[DumpedEntry]]:
         """The entries of a shard: those that exist throughout, and some of those that do not.
 
-        One may come more than once. A payload counts as missing only if a second look still finds
-        its entry without it.
+        One may come more than once.
         """
         keys = Keys(shard)
         with closing(RedisSession(self._connections, keys.state)) as session:
@@ -55,6 +53,7 @@ class IndexDump:
                 scores.pop(SENTINEL, None)
                 bare = look.without_payload(list(scores))
                 yield [
+                    # `% BAND_MS`: the due time of a parked entry.
                     DumpedEntry(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
                     for name, score in scores.items()
                 ]
@@ -74,7 +73,6 @@ class IndexDump:
                 yield from _orphans(session, known)
 
     def cold(self, shard: Shard) -> Iterator[list[int]]:
-        """The requests of the cold tier."""
         keys = Keys(shard)
         with closing(RedisSession(self._connections, keys.state)) as session:
             flat = session.ask("HGETALL", keys.cold)
@@ -112,12 +110,14 @@ def _orphans(session: RedisSession, known: dict[bytes, Shard]) -> Iterator[list[
 class _SecondLook:
     """A second look at some names of a shard."""
 
+    # Between two reads, a live service may store or remove an entry and its payload. One counts as
+    # missing only if the other is there after the first look, and the one is still missing then.
+
     def __init__(self, session: RedisSession, keys: Keys) -> None:
         self._session = session
         self._keys = keys
 
     def without_payload(self, names: Sequence[bytes]) -> set[bytes]:
-        """Entries without a payload: the payload is gone, the entry exists, and the payload is still gone."""
         if not names:
             return set()
         if self._session.ask("EXISTS", *map(self._keys.message, names)) == len(names):
@@ -127,7 +127,6 @@ class _SecondLook:
         return set(self._with_payload(there, wanted=False))
 
     def without_entry(self, names: Sequence[bytes]) -> list[bytes]:
-        """Payloads without an entry: the entry is gone, the payload exists, and the entry is still gone."""
         gone = self._in_set(names, wanted=False)
         there = self._with_payload(gone, wanted=True)
         return self._in_set(there, wanted=False)

@@ -23,8 +23,8 @@ class ShardStats(NamedTuple):
     """The state of a shard. `positions` is None for an index that was never begun, or is lost.
 
     `oldest_due_ms` is the due time of the first entry that is due now, `next_due_ms` that of the
-    first one that is not due yet; None when there is none. `pending` counts entries, without the
-    `cold` ones. `has_cold_tier`: there ever were some.
+    first one that is not due yet. `pending` does not count the `cold` requests. `has_cold_tier`:
+    there ever were some.
     """
 
     positions: Positions | None
@@ -40,7 +40,7 @@ class Pending(NamedTuple):
     """A pending request. `at_ms` is its score: when it is looked at next, above all times while parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
-    `read_bytes` is how much was read of what is stored, in a list.
+    In a list, `read_bytes` is how much was read of the payload.
     """
 
     at_ms: int
@@ -53,13 +53,13 @@ class Pending(NamedTuple):
         return time_at(self.at_ms)
 
 
+# Read of a payload without its message: the second number only if the headers are long.
 HEAD_BYTES = 1024
 LONG_HEAD_BYTES = 65_536
-"""Bytes read of a stored request without its message: `HEAD_BYTES` at first, this if its headers are long."""
 
 
 class Inspector:
-    """Reads any shard without taking part in it, also while Redis is full (so without MULTI).
+    """Reads any shard without taking part in it, also while Redis is full.
 
     Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
     version wrote. Costs a few commands, whatever the number of entries.
@@ -70,11 +70,11 @@ class Inspector:
 
     @classmethod
     def of(cls, url: str) -> Inspector:
-        """An inspector of the Redis at `url`, with connections of its own."""
         return cls(pool(url))
 
     def shard_stats(self, shard: Shard, now_ms: int) -> ShardStats:
         """Positions and pending entries of a shard; the counts may be from slightly different moments."""
+        # Not in a MULTI, which a full Redis refuses.
         keys = Keys(shard)
         state, receipts, pending, due_now, first, after = self._clients.together(
             ("HMGET", keys.state, "format", "requests", "cold"),
@@ -121,9 +121,9 @@ class Inspector:
         return member(offset) in in_flight(named) or offset in claims_of(doubtful)
 
     def pending_at(self, shard: Shard, offset: int) -> Pending | None:
-        """The pending request at this offset of the request topic; None when it is not pending."""
         keys = Keys(shard)
         name = member(offset)
+        # The score is read before and after: in between, the request may end or be stored.
         before, stored, score = self._clients.together(
             ("ZSCORE", keys.due, name),
             ("GET", keys.message(name)),
@@ -146,9 +146,9 @@ class Inspector:
         """Pending requests whose scores are from `from_ms` to `to_ms`, in that order, as (offset, request).
 
         Of those at `from_ms`, only the ones after the offset `behind`, if it is given. Requests
-        that end during the read may be left out. Entries have a message only with `whole_bytes`: as many
-        as are stored in so many bytes, but at least one. Otherwise those with more than 64 KiB of headers
-        count as gone.
+        that end during the read may be left out. Entries have a message only with `whole_bytes`: as
+        many as are stored in so many bytes, but at least one. Otherwise those with more than 64 KiB
+        of headers count as gone.
         """
         keys = Keys(shard)
         skip = 0 if behind is None else self._rank_behind(keys, from_ms, behind)
@@ -175,14 +175,14 @@ class Inspector:
             first = parked_at(band + 1, 0)
 
     def _whole(self, names: Sequence[bytes], most_bytes: int) -> list[tuple[Entry | None, int]]:
-        """What is stored under the first of these names, and its size."""
+        # Sizes first: a hundred messages may have a megabyte each.
         sizes = self._clients.together(*(("STRLEN", name) for name in names))
         count = max(1, bisect_right(list(accumulate(sizes)), most_bytes))
         payloads = self._clients.together(*(("GET", name) for name in names[:count]))
         return [(as_entry(payload), len(payload or b"")) for payload in payloads]
 
     def _heads(self, names: Sequence[bytes]) -> list[tuple[Entry | None, int]]:
-        """What is stored under these names, without the messages, and how much of it was read."""
+        # A payload is a line of JSON and the message behind it: the line is enough for a list.
         heads = self._starts(names, HEAD_BYTES)
         longer = [
             name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
@@ -205,7 +205,8 @@ class Inspector:
         return self._clients.together(*asked)
 
     def _rank_behind(self, keys: Keys, at_ms: int, offset: int) -> int:
-        """How many of the requests at this instant have this offset or a lower one, by bisection."""
+        """How many of the requests at this instant have this offset or a lower one."""
+        # By bisection: Redis orders members of one score by their bytes, and so by offset.
         (high,) = self._clients.together(("ZCOUNT", keys.due, at_ms, at_ms))
         low, name = 0, member(offset)
         while low < high:
@@ -218,7 +219,6 @@ class Inspector:
         return low
 
     def is_cold(self, shard: Shard, offset: int) -> bool:
-        """Whether the request at this offset waits in the cold tier."""
         keys = Keys(shard)
         (bitmap,) = self._clients.together(("HGET", keys.cold, offset // SEGMENT))
         return bitmap is not None and offset in Bits({offset // SEGMENT: bitmap})
@@ -246,5 +246,4 @@ class Inspector:
 
 
 def _score(ranged: list[bytes]) -> int | None:
-    """The score of the one member that was found, if any."""
     return int(float(ranged[1])) if ranged else None

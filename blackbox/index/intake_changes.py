@@ -19,13 +19,10 @@ from blackbox.records.errors import ForeignIndex, PositionsMoved, RecoveryRequir
 from blackbox.records.request import member
 
 IN_FLIGHT_LOOK_S = 0.01
-IN_FLIGHT_WAIT_S = 2.0
-"""How long `store` waits for what is in flight. Other shards of the process are not read in that time."""
+IN_FLIGHT_WAIT_S = 2.0  # other shards of the process are not read in that time
 
 
 class IntakeChanges(Lookups):
-    """What intake changes."""
-
     def store(
         self,
         start: int,
@@ -41,8 +38,7 @@ class IntakeChanges(Lookups):
         A rebuild passes what has `ended`, which is used instead of `skip`. Raises RecoveryRequired
         when another owner rebuilds the index.
 
-        In one MULTI: entries, removals, caller ids and marks of the cold tier, then the position
-        `requests` = `end`, then used `skip` segments are removed. Nothing happens when the position
+        Data and the position `requests` change in one MULTI. Nothing happens when the position
         is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `while_busy`
         is called at most once, while Redis is busy with the batch. If a request to be replaced is
         in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
@@ -72,7 +68,7 @@ class IntakeChanges(Lookups):
                     f"{self.shard}: the request to replace is still in flight after "
                     f"{IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
                 )
-            if is_in_flight:
+            if is_in_flight:  # outside the lock, so that dispatch can settle the batch
                 time.sleep(IN_FLIGHT_LOOK_S)
         raise self._contended("storing")
 
@@ -80,6 +76,7 @@ class IntakeChanges(Lookups):
         self, start: int, end: int, touched: Touched, ended: Container[int] | None
     ) -> tuple[View, int]:
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
+        # `receipts` is not watched: dispatch moves it all the time, and would make intake retry.
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_positions(
             b"rebuild", b"topic_id", b"gap",
@@ -96,6 +93,7 @@ class IntakeChanges(Lookups):
             raise RecoveryRequired(
                 f"{self.shard}: its owner rebuilds the index; requests wait in Kafka until then"
             )
+        # A topic that is created again begins at offset 0: positions of the old one mean nothing.
         now = self.topic_id()
         if now is not None and state[3] is not None and state[3] != now.encode():
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
@@ -137,6 +135,7 @@ class IntakeChanges(Lookups):
         due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
         yield from zadd_chunks(self._keys.due, due)
         yield from self._remove(plan.removals)
+        # Written only where it differs from what the index has.
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
         yield from self._hold(moved)
         yield from self._move_cold(plan, view)
@@ -177,17 +176,16 @@ class IntakeChanges(Lookups):
         return self._may_have_gone_back(view.positions.receipts) or self._is_in_flight(named)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
-        """Whether what looks pending may have a receipt.
-
-        Asked until the answer is no: this connection sees no other Redis after that.
-        """
+        """Whether what looks pending may have a receipt."""
+        # Asked until the answer is no: this connection sees no other Redis after that.
         if self.is_behind is None or self.is_behind(receipts):
             return self.is_behind is not None
         self.is_behind = None
         return False
 
     def _is_in_flight(self, offsets: Sequence[int]) -> bool:
-        """Whether one of these requests is in flight; from now on this is watched as well."""
+        """Whether one of these requests is in flight."""
+        # WATCH before the read: a batch that dispatch takes after it makes the EXEC fail.
         watch = pack("WATCH", self._keys.in_flight)
         _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
         return not set(map(member, offsets)).isdisjoint(in_flight(named))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from blackbox.records.request import Shard
 
 PREFIX = "blackbox:"
+# A member of `due` at +inf, not a request. Redis removes empty keys, so only this member tells an
+# index without entries from one that lost the key.
 SENTINEL = b"~"
-"""A member of `due` at +inf, not a request: without it the key was lost, however few are pending."""
 
+# The same for `ids`: a field that is not UTF-8, and so never a caller's id.
 IDS_SENTINEL = b"\xff"
-"""A field that keeps `ids` in existence, not UTF-8 and so never a caller's id: without the key, it was lost."""
 
 
 RESERVED = f"{PREFIX}{{targets}}:reserved".encode()

@@ -32,13 +32,13 @@ class Lookups(GuardedIndex):
         return [(int(name, 16), payload) for name, payload in found]
 
     def count_cold(self) -> int:
-        """How many requests are in the cold tier."""
         with self._lock:
             return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
         """The caller id of each of these requests that is pending; others are left out."""
         with self._lock:
+            # Without any caller id, payloads need not be read.
             if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
             stored = self._mget([member(offset) for offset in offsets])
@@ -96,6 +96,7 @@ class Lookups(GuardedIndex):
     def unrecorded(self, most: int) -> tuple[int, list[int]]:
         """The position `requests`, and the first conditional records below it that did not count."""
         with self._lock:
+            # Intake of another process may store in between, but names and position must match.
             while True:
                 read = self._read_positions()
                 state, receipts = self._session.run(read)

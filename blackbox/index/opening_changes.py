@@ -66,11 +66,10 @@ class OpeningChanges(Lookups):
     ) -> None:
         """Empty the index and give it its first positions, in one MULTI.
 
-        It knows nothing of requests below the first position: conditional records below `verdicts_below`
-        counted, unless they are `ignored`. Requests below `judged` are not judged by callers' rules
-        again. Requests that were due before `unknown_ms` may have had an outcome that is in no
-        receipt; this is kept until `finish`. With `is_rebuild` no other process stores anything
-        until `finish`. Raises PositionsMoved when the positions are not those that `load` found.
+        Conditional records below `verdicts_below` counted, unless they are `ignored`. Callers'
+        rules do not judge requests below `judged` again. Requests that were due before `unknown_ms`
+        may have an outcome that is in no receipt. With `is_rebuild` no other process stores until
+        `finish`. Raises PositionsMoved when the positions are not those that `load` found.
         """
         with self._lock:
             self._drop_payloads()
@@ -100,10 +99,7 @@ class OpeningChanges(Lookups):
             self._loaded = (FORMAT, requests, self._token, receipts)
 
     def take_over(self, binding: Binding, *, is_rebuild: bool = False) -> None:
-        """Write this opening's token into an index that is kept.
-
-        What was read under an earlier token has to be read again.
-        """
+        """Write this opening's token into an index that is kept; earlier reads of it are void."""
         with self._lock:
             self._watch_loaded()
             more = (b"rebuild", self._token) if is_rebuild else ()
@@ -124,10 +120,9 @@ class OpeningChanges(Lookups):
     ) -> None:
         """Bind a kept index to something else, at these positions.
 
-        Apart from entries, it forgets what it holds about requests at or above them: other requests
-        will have their offsets. `tail` is the last request record below them. With `unknown_ms` it
-        has other receipts, which lack the outcomes of requests that were due before. Then its mark
-        is removed, and the next opening writes this in a receipt.
+        Apart from entries, it forgets what it holds about requests at or above them. `tail` is the
+        last request record below them. With `unknown_ms` it has other receipts, which lack the
+        outcomes of requests that were due before.
         """
         with self._lock:
             self._watch_loaded()
@@ -142,6 +137,7 @@ class OpeningChanges(Lookups):
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(positions.receipts),
             ]
+            # The mark belongs to the former receipts. A barrier will name `unknown` in the new ones.
             if unknown_ms:
                 about = pack("HSET", keys.state, "unknown", unknown_ms)
                 changes += [pack("HDEL", keys.state, "mark"), about]
@@ -149,6 +145,7 @@ class OpeningChanges(Lookups):
                 cold = Bits({int(s): bits for s, bits in zip(flat[::2], flat[1::2], strict=True)})
                 gone = {offset for offset in cold if offset >= first}
                 changes += [
+                    # The next walk begins there: it must not pass over requests with these offsets.
                     pack("HSET", keys.state, "known_from", min(first, int(known_from or 0))),
                     *(pack("ZREM", keys.ignored, *names) for names in chunks(ignored)),
                     *self._move_cold(Plan(from_cold=gone), View(positions, (), {}, cold)),
@@ -170,6 +167,7 @@ class OpeningChanges(Lookups):
         """End a rebuild: set the position `receipts`, and `skip` for ended requests that are not read yet."""
         with self._lock:
             self._watch_positions(self._keys.state, self._keys.receipts)
+            # `skip` has only requests that are not read yet: the rebuild did not store the others.
             later = ended.bits_from(self.positions.requests)
             done = [pack("HSET", self._keys.skip, segment, bits) for segment, bits in later.items()]
             if later:
@@ -202,6 +200,7 @@ class OpeningChanges(Lookups):
 
     def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:
         """Commands that remove what is said of requests at or above this offset, apart from entries."""
+        # Other requests will have these offsets.
         keys = self._keys
         return [
             pack("HDEL", keys.state, "mark", "ahead"),
@@ -239,11 +238,8 @@ class OpeningChanges(Lookups):
         }
 
     def _drop_payloads(self) -> None:
-        """Remove the payloads of an index that is emptied: they would take up memory until they expire.
-
-        Each step only while the positions are those that `load` found: the index may be another
-        owner's by now.
-        """
+        # Payloads would take up memory until they expire. Each step compares the positions: an
+        # owner that was frozen must take nothing from the next one.
         while True:
             self._watch_loaded()
             names = self._session.ask(*by_score(self._keys.due, "-inf", "(+inf", 0, CHUNK))

@@ -11,10 +11,11 @@ KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
 
 
 def set_ex_template(keys: Keys) -> bytes:
-    """A packed `SET <message key> <entry> EX <seconds>`, four times faster than packing each command.
+    """A packed `SET <message key> <entry> EX <seconds>`.
 
     To be filled with (offset, length and bytes of the entry, length and digits of the seconds).
     """
+    # One template for all entries: four times faster than to pack each command.
     key = keys.message(b"")
     return b"*5\r\n$3\r\nSET\r\n$%d\r\n%b%%016x\r\n$%%d\r\n%%b\r\n$2\r\nEX\r\n$%%d\r\n%%b\r\n" % (
         len(key) + 16,
@@ -31,7 +32,8 @@ def by_score(
 
 
 def zmscore(key: bytes, offsets: range) -> bytes:
-    """A packed `ZMSCORE <key> <member> …`, at a fifth of what packing each member costs."""
+    """A packed `ZMSCORE <key> <member> …`."""
+    # One format for all members costs a fifth of packing each of them.
     count = len(offsets)
     start = b"*%d\r\n$7\r\nZMSCORE\r\n$%d\r\n%b\r\n" % (2 + count, len(key), key)
     return start + b"$16\r\n%016x\r\n" * count % tuple(offsets)

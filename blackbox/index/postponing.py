@@ -16,13 +16,10 @@ from blackbox.records import entry as entries
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason
 
 LOOKED_AT = 100
-HEAD_BYTES = 65_536
-"""Bytes of a parked entry that are read to find its target."""
+HEAD_BYTES = 65_536  # of a parked entry, to find its target
 
 
 class PostponingChanges(Lookups):
-    """Changes when entries are due."""
-
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
         """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
         with self._lock:
@@ -48,6 +45,7 @@ class PostponingChanges(Lookups):
                 assert entry is not None, "a parked request needs a target"
                 if self._parked is not None:  # else it is looked up later, not before a MULTI
                     self._parked[band] = waits_for(entry)
+        # XX: an entry that ended in the meantime must not come back.
         return [*commands, *zadd_chunks(self._keys.due, scored, only_there=True)]
 
     def parked(self) -> Mapping[int, str]:
@@ -56,7 +54,7 @@ class PostponingChanges(Lookups):
             return self._bands()
 
     def _bands(self) -> dict[int, str]:
-        """The target of each band, found in its entries: it is stored nowhere else, so they cannot differ."""
+        # A band's target is found in its entries and stored nowhere else, so the two cannot differ.
         if self._parked is None:
             bands: list[int] = []
             lowest = parked_at(1, 0)
@@ -70,18 +68,17 @@ class PostponingChanges(Lookups):
         return self._parked
 
     def _target_of(self, band: int) -> str | None:
-        """The target of a band; None if nothing is left in it.
-
-        Entries whose payloads are gone become due, and are read again from Kafka.
-        """
+        """The target of a band; None if nothing is left in it."""
         while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
             heads = self._session.run(
                 [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
             )
             for name, head in zip(names, heads, strict=True):
+                # A head that cannot be decoded is cut: the headers are longer.
                 entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
                 if entry is not None:
                     return waits_for(entry)
+            # Entries whose payloads are gone become due, and are read again from Kafka.
             scores = self._scores(self._keys.due, [int(name, 16) for name in names])
             self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
@@ -121,7 +118,7 @@ class PostponingChanges(Lookups):
             self.defer(changes, now_ms)
 
     def _parked_unknown(self, band: int, due_before_ms: int, now_ms: int) -> int:
-        """The same for a band. Its entries leave it: a dead letter does not wait for the target."""
+        # Entries leave their band: a dead letter does not wait for the target.
         count, end = 0, parked_at(band, min(due_before_ms, BAND_MS - 1))
         while True:
             with self._lock:

@@ -14,12 +14,11 @@ from blackbox.records.errors import IndexLost
 
 T = TypeVar("T")
 
-PAUSE_AT = 0.85
-"""The share of `maxmemory` from which on requests stay in Kafka."""
+PAUSE_AT = 0.85  # the share of `maxmemory` from which on requests stay in Kafka
 
 MEMORY_KNOWN_FOR_S = 0.5
+# A node that was silent is not asked for this long: it must not delay every look at the others.
 SILENT_S = 30.0
-"""How long a node that was silent is not asked again, so that a watch over the others is not held up."""
 
 
 class NotAnswered(IndexLost):
@@ -82,7 +81,8 @@ class RedisServers:
             raise IndexLost(f"Redis does not answer: {error}") from error
 
     def now_ms(self) -> int:
-        """The earliest of their wall clocks, epoch ms, so that one fast clock makes nothing early."""
+        """The earliest of their wall clocks, epoch ms."""
+        # The earliest, so that one fast clock makes no message early.
         return min(self._answers(RedisNode.now_ms))
 
     def memory_used(self) -> float:

@@ -9,8 +9,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from blackbox.index.address import Address, ServerAddress
 
+# A sentinel that is silent for this long is skipped; the next connection asks another one first.
 SENTINEL_TIMEOUT_S = 2.0
-"""A sentinel that is silent for this long is skipped; the next connection asks another one first."""
 
 
 class Primary(SentinelConnectionPool):
@@ -21,6 +21,7 @@ class Primary(SentinelConnectionPool):
         for timeout in ("socket_timeout", "socket_connect_timeout"):
             of_sentinels[timeout] = SENTINEL_TIMEOUT_S
         sentinels = _Sentinels(address.places, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+        # The pool has connection classes of its own, which ask for the primary.
         is_tls = options.pop("connection_class", None) is not None
         super().__init__(address.service, sentinels, ssl=is_tls, **options)  # type: ignore[no-untyped-call]
 

@@ -1,25 +1,9 @@
 """A shard's index in Redis: due times, payloads, caller ids, and the two positions that define them.
 
-Entries are the requests below `positions.requests` minus the removals below `positions.receipts`.
-Other keys hold:
-
-- `skip`: removals that were read although their request is not in the index yet;
-- `cold`: requests that are due beyond the horizon and so are not entries;
-- `ignored`: conditional records that did not count, as long as no receipt says so;
-- `early`: replacements that wait in Kafka for room, though what they replace is removed already;
-- `moved`: by which records requests of the cold tier came into the index;
-- `ended`: requests of the cold tier that a cancel by id has ended while only Kafka knew their
-  record;
-- `in-flight`: requests whose delivery is under way;
-- `unwanted`: requests in doubt that something else ends if they were not delivered.
-
-Data and positions change in one MULTI. So a Redis that loses its last writes loses both, and the
-journals restore them.
-
-Intake and dispatch of one shard may be two processes. Each position has a key of its own, which its
-writer watches, so that neither process makes the other one retry. Intake moves `requests`, and
-watches the `skip` it read. Settling moves `receipts`, and watches `requests` only for what depends
-on it.
+Entries are the requests below `positions.requests` minus the removals below `positions.receipts`;
+`keys` lists all keys. Data and positions change in one MULTI. So a Redis that loses its last writes
+loses both, and the journals restore them. Intake and dispatch of one shard may be two processes:
+each position has a key of its own, so that neither makes the other one retry.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from blackbox.index.keys import RESERVED, Keys, counts
 from blackbox.index.packed import by_score
 from blackbox.records.request import Second, Shard
 
+# Of counts per second: shards may read records of one second minutes apart.
 SECONDS_KEPT = 600
-"""Seconds whose counts are kept, the latest ones: shards may read records of one second minutes apart."""
 
 LOOKED_AT = 1000
 
@@ -36,6 +36,7 @@ class SharedState:
         added = [("HINCRBY", keys[one], one.at_s, count) for one, count in more.items()]
         replies = self._clients.together(*added, *(("HLEN", key) for key in each))
         for key, kept in zip(each, replies[len(more) :], strict=True):
+            # Only at twice as many, so that the oldest are not removed at each count.
             if kept > 2 * SECONDS_KEPT:
                 self._forget(key)
         totals = zip(more.items(), replies, strict=False)
@@ -44,11 +45,12 @@ class SharedState:
     def reserve(self, name: str, count: int, at_least: int) -> int:
         """Reserve the next `count` numbers of a sequence that all shards share; return the first of them.
 
-        It is `at_least` the given number: a sequence that fell behind goes on from there.
+        It is `at_least` the given number.
         """
         (end,) = self._clients.together(("HINCRBY", RESERVED, name, count))
         if int(end) - count >= at_least:
             return int(end) - count
+        # The sequence fell behind, or Redis lost it: it goes on from there.
         self._clients.together(("HSET", RESERVED, name, at_least + count))
         return at_least
 
@@ -69,11 +71,8 @@ class SharedState:
         return found
 
     def pause(self, topic: str, now_ms: int, shards: Iterable[Shard]) -> None:
-        """Pause a target in each of these shards.
-
-        Each shard has it in its own keys, so that no other server is asked before a delivery. A
-        target that is paused already keeps its time, and is paused where it was not.
-        """
+        """Pause a target in each of these shards; one that is paused already keeps its time."""
+        # Each shard has it in its own keys, so that dispatch need not ask another server.
         shards = list(shards)
         since_ms = self.paused(shards).get(topic, now_ms)
         self._clients.together(*(("HSET", Keys(shard).paused, topic, since_ms) for shard in shards))
@@ -85,10 +84,8 @@ class SharedState:
         self._clients.close()
 
     def _remove_ended(self, caller: str, every: Sequence[Keys]) -> None:
-        """Remove what is past due and no longer pending: recovery ends some whose caller it does not know.
-
-        Looks at some of each shard, and goes on after them the next time.
-        """
+        # Recovery ends requests whose caller it does not know: they are removed here. Some of each
+        # shard are checked each time, and the next ones the next time.
         now_ms = time.time_ns() // 1_000_000
         starts = [self._looked.pop(keys.of(caller), 0) for keys in every]
         late = self._clients.together(

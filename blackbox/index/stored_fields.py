@@ -14,8 +14,8 @@ from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard
 
 FORMAT = b"5"
+# Formats of earlier versions: such an index is emptied, and rebuilt from the journals.
 OLDER = (b"1", b"2", b"3", b"4")
-"""Formats of earlier versions: such an index is emptied, and rebuilt from the journals."""
 
 
 def positions_of(
@@ -45,6 +45,7 @@ def claims_of(stored: bytes | None) -> dict[int, Claim]:
 def in_flight(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
     """The members that owners marked as in flight, from the whole key, flat or as a mapping."""
     every = named.values() if isinstance(named, Mapping) else named[1::2]
+    # A member has 16 digits.
     return (names[at : at + 16] for names in every for at in range(0, len(names), 16))
 
 

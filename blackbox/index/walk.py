@@ -1,8 +1,4 @@
-"""A walk along the requests of a shard, to find from where on its request topic is still needed.
-
-It checks one request after the other, from the last low-water mark on, and ends at the first one
-that is pending. What has ended stays ended, so each request is checked once in its life. (Reading
-all that is pending each time took Redis three times as long for each, mostly for nothing.)
+"""A walk along the requests of a shard, from the last low-water mark to the first pending request.
 
 It takes minutes, while the service goes on. Its result counts only if all of it came from one Redis
 under one opening: over one connection, with the same token and positions that never go back.
@@ -20,8 +16,8 @@ from blackbox.index.packed import zmscore
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
+# Requests per call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more.
 SLICE = 1000
-"""Requests per call: some 0.6 ms of Redis. With half as many, each costs the client 25 % more."""
 
 
 class WalkVoid(RecoveryRequired):
@@ -64,7 +60,8 @@ class Walk:
         return self._at < min(end, self.lowest)
 
     def slices(self) -> int:
-        """The largest number of slices: before the first pending request, no more have ended than in all."""
+        """The largest number of slices that are left."""
+        # Below the first pending request, no more can have ended than in all.
         pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
         ended = min(self.lowest - self._at, self.positions.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
@@ -80,12 +77,17 @@ class Walk:
             pack("HMGET", keys.state, "told", "judged", "mark", "known_from", "cold"),
             pack("ZRANGE", keys.early, -1, -1),
         ]
+        # In this order, the receipts below the first offset name only requests below the second.
+        # Cold before hot: a request that is promoted in between is seen in one of the two.
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
         found, skipped, state, early, *about, segments = self._session.run(look)
         *known_below, mark, known_from, cold = state
         self.positions = self._check(found, *about)
         self._check_known(skipped, known_below, early)
+        # A request that has ended stays ended: below the last mark, none is checked again. A scan
+        # of all pending requests would cost Redis three times as much for each, at every walk.
         self._at = int(known_from or 0) if mark is None else orjson.loads(mark)[0]
+        # The state counts cold requests: if Redis lost only their key, the mark would pass them.
         if int(cold or 0) > 0 and not segments:
             raise WalkVoid(f"{self._shard}: Redis lost a single key, {keys.cold.decode()}")
         if segments:
@@ -100,11 +102,9 @@ class Walk:
     def _check_known(
         self, skipped: list[bytes], known_below: list[bytes | None], early: list[bytes]
     ) -> None:
-        """Raise WalkVoid if receipts may name requests that are not read yet: positions do not form a pair.
-
-        These requests may have ended, or counted, or been admitted. And what a replacement has
-        ended early is needed until that is read: a rebuild would judge it to be too late.
-        """
+        """Raise WalkVoid if receipts may name requests that are not read yet."""
+        # Then the two positions do not form a pair. And a request that was replaced early is needed
+        # until its replacement is read: else a rebuild would judge the replacement to be too late.
         ended = Bits({int(s): bits for s, bits in zip(skipped[::2], skipped[1::2], strict=True)})
         known_to = max(
             *(int(number or 0) for number in known_below), *(int(name, 16) + 1 for name in early), 0
@@ -115,11 +115,8 @@ class Walk:
             )
 
     def _about(self) -> list[bytes]:
-        """Reads that identify the index.
-
-        Receipts come first: others may write in between, and these receipts name only requests that
-        are read by then.
-        """
+        """Reads that identify the index."""
+        # Receipts first: others may write in between, and these name only requests read by then.
         keys = self._keys
         return [
             pack("GET", keys.receipts),

@@ -14,6 +14,7 @@ from blackbox.core.plan import Positions
 from blackbox.index.connection import pack
 from blackbox.index.keys import Keys
 
+# `ZREM due ''` removes nothing. It is the first write, so that this one needs no memory.
 # KEYS: state, due, receipts
 # ARGV: the positions `requests` and `receipts` as seen; then commands, each as its length and parts
 # returns 1, or 0 if the positions differ

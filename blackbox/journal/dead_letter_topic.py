@@ -29,11 +29,10 @@ HEADER = "blackbox-letter"
 TAIL = 10_000
 """How many records at the end of each partition are read."""
 
+# The most records read at once when only some are wanted: each may have a megabyte.
 LONGEST_STRETCH = 256
-"""The most records read at once when only some are wanted: each may have a megabyte."""
 
-MOST_SHOWN_BYTES = 10_000
-"""The most bytes of a key or a value that are shown."""
+MOST_SHOWN_BYTES = 10_000  # of a key, and of a value
 
 T = TypeVar("T")
 
@@ -59,6 +58,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, record: Record, place: str) -> DeadLetter:
+        # Only the last headers are blackbox's: a caller may have used the same names before them.
         ours = record.headers[-len(LETTER_HEADERS) :]
         about = {name: (held or b"").decode(errors="replace") for name, held in ours}
         return cls(
@@ -80,7 +80,6 @@ class DeadLetter:
         return replace(self, key=key, value=value, headers=[], target=target)
 
     def without_content(self) -> DeadLetter:
-        """The letter without key, value and headers."""
         return replace(self, key=None, value=None, headers=[])
 
 
@@ -89,6 +88,7 @@ def first_bytes(held: bytes | None, most_bytes: int) -> bytes | None:
     if held is None or len(held) <= most_bytes:
         return held
     end = most_bytes
+    # A character has at most four bytes; all but its first are 10xxxxxx.
     while end > most_bytes - 3 and held[end] & 0xC0 == 0x80:
         end -= 1
     return held[:end]
@@ -106,7 +106,7 @@ class ReplayRecord(NamedTuple):
 class DeadLetterTopic:
     """Reads the dead-letter topic and marks letters. Not safe for use from two threads at once.
 
-    Only letters about requests of these request topics: other deployments may share the topic.
+    Only letters about requests of these request topics.
     Every method raises JournalLost when Kafka does not answer, NotAllowed when an ACL is missing.
     """
 
@@ -141,8 +141,9 @@ class DeadLetterTopic:
     def _letters(
         self, shard: Shard, stretch: int, keep: Callable[[DeadLetter], DeadLetter]
     ) -> Iterator[DeadLetter]:
-        """The letters from the end on, in stretches that double: a mark is behind its letter."""
+        """The letters from the end on, in stretches that double."""
         prefetched = FETCHED_AHEAD if stretch == TAIL else 1
+        # A mark is behind its letter: read from the end, it is known before the letter.
         became: dict[str, Closing] = {}
         with closing(ShardJournal(shard, self._access, prefetched=prefetched)) as journal:
             start, end = journal.request_bounds()
@@ -164,6 +165,7 @@ class DeadLetterTopic:
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
 
     def _is_ours(self, letter: DeadLetter) -> bool:
+        # Other deployments may share the dead-letter topic; by default they do.
         source = placed(letter.source)
         return source is not None and source[0].topic in self._request_topics
 
@@ -176,6 +178,7 @@ class DeadLetterTopic:
         """
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
+            # Before the read: a mark of a concurrent call is now either readable or aborted.
             transactions.open()
             open_now = set(
                 self.newest(

@@ -38,6 +38,7 @@ PATIENCE_S = 5.0
 NOT_ASKED_FOR_S = 2.0
 """How long a partition that did not answer, or was refused, is not asked about again."""
 
+# Errors that a retry does not change.
 _FINAL = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -47,7 +48,6 @@ _FINAL = (
     KafkaError._AUTHENTICATION,
     KafkaError._INVALID_ARG,
 )
-"""Errors that a retry does not change."""
 
 OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
@@ -92,6 +92,7 @@ class Ends:
         known = {at: self._silent_until[at] for at in wanted if at in self._silent_until}
         lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
         asked = [at for at in wanted if at not in lost]
+        # At first one request for all partitions; it fails if one of them does not answer.
         try:
             return self._offsets(asked, OFFSET_END, 0), lost
         except JournalLost:
@@ -104,14 +105,15 @@ class Ends:
     def wait_for_records(self, positions: Offsets, timeout_s: float) -> bool:
         """Wait until some partition has a record at its position or beyond; False when none has.
 
-        The broker does the waiting, so an idle wait costs almost nothing. An aborted transaction does
-        not count. A partition that reports an error is not watched for 2 s.
+        Aborted transactions do not count. A partition that reports an error is not watched for 2 s.
         """
         now = time.monotonic()
         self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
         watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}
+        # The broker does the waiting, so an idle wait costs almost nothing.
         message = self._watch(watched).poll(timeout_s)
         error = message.error() if message is not None else None
+        # A position out of range counts as a record: the reader reports what is missing there.
         if message is None or error is None or error.code() in OUT_OF_RANGE:
             return message is not None
         topic, partition = message.topic(), message.partition()
@@ -132,7 +134,7 @@ class Ends:
         return self._asking
 
     def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Offsets:
-        """The offsets at `end`, which the client accepts as a time; one request to each broker."""
+        # The client accepts OFFSET_BEGINNING and OFFSET_END as times, and asks each broker once.
         asked = [TopicPartition(*at, end) for at in partitions]
         if not asked:
             return {}
@@ -159,7 +161,6 @@ class Ends:
     def _by_leader_with_retries(
         self, partitions: Sequence[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """Retry `_by_leader`: the broker asked for leaders may hang; a new client likely asks another."""
         deadline = time.monotonic() + OUTAGE_S
         while True:
             try:
@@ -167,13 +168,13 @@ class Ends:
             except JournalLost:
                 if time.monotonic() > deadline:
                     raise
+            # The broker that was asked for the leaders may hang; a new client likely asks another.
             self._drop_asking()
             time.sleep(OUTAGE_LOOK_S)
 
     def _by_leader(
         self, partitions: Sequence[Partition]
     ) -> tuple[Offsets, dict[Partition, RecoveryRequired]]:
-        """Ask for each leader's partitions separately: one that does not answer fails the whole request."""
         topics = {topic: self._topic(topic) for topic, _ in partitions}
         led: defaultdict[int, list[Partition]] = defaultdict(list)
         lost: dict[Partition, RecoveryRequired] = {}
@@ -184,6 +185,7 @@ class Ends:
             else:
                 led[leader].append(at)
         found: Offsets = {}
+        # A request per leader: a partition that does not answer fails its whole request.
         for those in led.values():
             try:
                 found |= self._offsets(those, OFFSET_END, 0)
@@ -210,6 +212,7 @@ class Ends:
             self._watcher, self._monitor = self._access.watched_consumer(
                 PATIENCE_S,
                 **{
+                    # Only whether there is a record matters: fetch as little as possible.
                     "fetch.message.max.bytes": 1,
                     "queued.min.messages": 1,
                     # A partition whose position changed is watched only after the fetch in flight

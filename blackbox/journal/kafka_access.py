@@ -22,6 +22,7 @@ REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
 POLL_S = 0.1
 
+# The guarantees depend on these; `KafkaAccess.check` refuses them in the operator's file.
 FIXED_SETTINGS = (
     "auto.offset.reset",
     "enable.auto.commit",
@@ -34,18 +35,14 @@ FIXED_SETTINGS = (
     "partitioner",
     "transactional.id",
 )
-"""Settings that an operator's file may not override."""
 
 
 class ConnectionMonitor:
-    """A client's `stats_cb` that tracks whether it is connected to a broker.
+    """A client's `stats_cb` that tracks whether it is connected to a broker."""
 
-    A broker that has just rejoined its cluster may answer with topics but without brokers.
-    librdkafka then drops every broker it knows, and may never ask those of `bootstrap.servers`
-    again (its issue 5301, reported for 2.13 and open): it waits forever, without an error. From
-    outside this looks like an outage of all brokers. A new client solves the first case and does no
-    harm in the second.
-    """
+    # A broker that has just rejoined its cluster may answer without brokers. librdkafka then drops
+    # all that it knows, may never ask `bootstrap.servers` again, and waits without an error (its
+    # issue 5301, open). From outside this looks like an outage, in which a new client does no harm.
 
     def __init__(self, patience_s: float) -> None:
         self._patience_ms = patience_s * 1000
@@ -62,15 +59,13 @@ class ConnectionMonitor:
         brokers = orjson.loads(statistics)["brokers"].values()
         states = (f"{one.get('name')} ({one['source']}) {one['state']}" for one in brokers)
         self.known = ", ".join(states) or "no broker"
+        # A logical broker is the group's coordinator: that connection alone fetches nothing.
         sees_one = any(one["state"] == "UP" and one["source"] != "logical" for one in brokers)
         self._blind_ms = 0 if sees_one else self._blind_ms + STATISTICS_MS
 
 
 class FetchProgress:
-    """A consumer's `stats_cb` that tracks how far it has fetched.
-
-    A consumer skips the records of aborted transactions silently, however many there are.
-    """
+    """A consumer's `stats_cb` that tracks how far it has fetched, over aborted records as well."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], int] = {}
@@ -100,11 +95,8 @@ class KafkaAccess:
         return replace(self, group_id=group_id)
 
     def transactional_id(self, name: str) -> str:
-        """The transactional id of this name, unique to the group.
-
-        The separator is a slash, which neither groups nor topics contain: `a` with `b-TB` and `a-b`
-        with `TB` give different ids.
-        """
+        """The transactional id of this name, unique to the group."""
+        # Neither groups nor topics contain a slash: `a` with `b-TB` is not `a-b` with `TB`.
         return f"{self.group_id}/{name}"
 
     def check(self) -> None:
@@ -115,6 +107,7 @@ class KafkaAccess:
                     f"{name} must not be set, because the guarantees depend on it; remove it"
                 )
         try:
+            # librdkafka checks settings only when it creates a client, for each kind differently.
             self.admin()
             self.producer(None)
             self.consumer()
@@ -123,8 +116,8 @@ class KafkaAccess:
 
     @property
     def largest_message_bytes(self) -> int:
-        """The most that a producer sends in one record; librdkafka's own default is 1 MB."""
-        return int(self.settings.get("message.max.bytes", 1_000_000))
+        """The most that a producer sends in one record."""
+        return int(self.settings.get("message.max.bytes", 1_000_000))  # librdkafka's default
 
     def admin(self) -> AdminClient:
         """An admin client; asking it about a topic never creates the topic."""
@@ -149,6 +142,7 @@ class KafkaAccess:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            # `earliest` would silently skip over records that retention removed.
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
         }
@@ -158,17 +152,20 @@ class KafkaAccess:
         """An idempotent producer; transactional with an id.
 
         At most `in_flight` requests to a broker are in flight. More than one requires that the caller
-        treats a delivery report without an offset as a failure: librdkafka reports a refused record
-        as delivered once the broker has accepted a later one (IMPLICITACK). A broker accepts it when
-        it sees the producer for the first time, such as for a new topic or while the leader moves.
+        treats a delivery report without an offset as a failure.
         """
         defaults: dict[str, Any] = {
-            "enable.idempotence": True,
+            "enable.idempotence": True,  # librdkafka's default is false
+            # librdkafka reports a refused record as delivered once the broker has accepted a later
+            # one (IMPLICITACK). A new leader accepts that from a producer that it does not know.
             "max.in.flight.requests.per.connection": in_flight,
-            "partitioner": "murmur2_random",
+            "partitioner": "murmur2_random",  # a key lands where a Java producer would put it
+            # librdkafka's default for producers is true: a misspelt target would become a topic.
             "allow.auto.create.topics": False,
             "linger.ms": 2,
             "batch.num.messages": 10_000,
+            # The default of 300 s would let one unwritable record block a flush for as long; 6 s
+            # would be less than a failover of brokers takes.
             "message.timeout.ms": 15_000,
             "request.timeout.ms": 5_000,
             "queue.buffering.max.messages": 500_000,
@@ -212,22 +209,19 @@ def produce(
         try:
             producer.produce(topic, value, key, partition, report, None, timestamp_ms, headers)  # type: ignore[arg-type]
             return
-        except BufferError:
+        except BufferError:  # the queue is full: delivery reports make room
             producer.poll(POLL_S)
 
 
 def outcome(asked: Future[Answer], within_s: float = 2 * REQUEST_TIMEOUT_S) -> Answer:
-    """The result of an admin request. Raises KafkaException, also on a timeout.
-
-    Raises a new exception instead of the future's own. The traceback of that one refers to the frames
-    that hold both the future and the client, a cycle that keeps the client's sockets open until
-    Python's garbage collector runs.
-    """
+    """The result of an admin request. Raises KafkaException, also on a timeout."""
     try:
         error = asked.exception(within_s)
     except TimeoutError:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
     if error is not None:
+        # The traceback of the future's own exception refers to frames that hold future and client:
+        # a cycle that keeps the client's sockets open until the garbage collector runs.
         raise KafkaException(*error.args) from None
     return asked.result()
 

@@ -19,8 +19,7 @@ from blackbox.records.request import Shard
 POLL_S = 0.05
 CONFIRM_S = 5.0
 LEAVE_S = 2.0
-PATIENCE_S = 20.0
-"""By then, the group has given this member's shards to others."""
+PATIENCE_S = 20.0  # by then, the group has given this member's shards to others
 
 
 class _OwnershipQuery:
@@ -35,9 +34,6 @@ class _OwnershipQuery:
 @dataclass(eq=False, repr=False)
 class Membership:
     """Joins the group for the request topics and reports the shards it gets and loses.
-
-    Only its own thread uses the consumer: while one thread polls, the client blocks calls from other
-    threads, without fairness.
 
     With the `instance_id` (group.instance.id) of its predecessor, it gets the predecessor's shards at
     once, even if the group has not yet noticed that the predecessor was killed.
@@ -59,6 +55,8 @@ class Membership:
         self._stopping = Event()
         self._joined = Event()
         self._new: list[Shard] = []
+        # Only the membership's own thread uses the consumer: while one thread polls, the client
+        # blocks calls from other threads, without fairness.
         self._to_commit: SimpleQueue[TopicPartition] = SimpleQueue()
         self._ownership_queries: dict[Shard, _OwnershipQuery] = {}
         self._must_join = False
@@ -84,14 +82,14 @@ class Membership:
     def confirm(self, shard: Shard, offset: int) -> None:
         """Ask the group whether this process still owns the shard, by committing its position.
 
-        A zombie's commit is refused. Raises RecoveryRequired when this process does not own the shard,
-        or the group does not answer.
+        Raises RecoveryRequired when this process does not own it, or the group does not answer.
         """
         if shard not in self.owned():
             raise RecoveryRequired(f"{shard}: given to another owner")
         question = _OwnershipQuery()
         with self._lock:
             self._ownership_queries[shard] = question
+        # The group refuses the commit of a former member, even of one that does not know it yet.
         self._to_commit.put(_at(shard, offset))
         if not question.answered.wait(CONFIRM_S):
             raise JournalLost(f"{shard}: the group did not confirm ownership within {CONFIRM_S} s")
@@ -120,7 +118,7 @@ class Membership:
         self._consumer.close()
 
     def _leave(self) -> None:
-        """Unsubscribe: a consumer with an instance id does not leave the group when it is closed."""
+        # Closing is not enough: a consumer with an instance id stays a member until it times out.
         with suppress(KafkaException):
             self._consumer.unsubscribe()
             deadline = time.monotonic() + LEAVE_S
@@ -131,6 +129,7 @@ class Membership:
         self._consumer, self._monitor = self.access.watched_consumer(
             PATIENCE_S,
             **{
+                # A rebalance revokes only the shards that move; the others stay open.
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 6_000,  # the minimum that brokers allow by default
                 "heartbeat.interval.ms": 1_000,
@@ -146,11 +145,11 @@ class Membership:
         )
 
     def _drop_instance_id(self) -> None:
-        """Continue without it: with it, the two processes would expel each other forever."""
         logger.error(
             "membership: another process has joined the group %s as BLACKBOX_INSTANCE_ID=%s; "
             "continuing without one; give every process its own", self.access.group_id, self.instance_id,
         )  # fmt: skip
+        # With the instance id, the two processes would expel each other forever.
         self.instance_id = None
         self._must_join = True
 
@@ -190,7 +189,7 @@ class Membership:
             self._rejoin()
         message = self._consumer.poll(POLL_S)
         self._commit_queued()
-        while self._new:
+        while self._new:  # removed only afterwards: after an error, `gained` is called again
             self.gained(self._new[-1])
             self._new.pop()
         failure = message.error() if message is not None else None
@@ -215,6 +214,8 @@ class Membership:
         for at in partitions:
             at.offset = OFFSET_END  # nothing is fetched, so no stored position is looked up
         consumer.incremental_assign(partitions)
+        # Another consumer reads: a rebalance never affects fetches, and a slow opening of a shard
+        # never blocks the heartbeat.
         if partitions:
             consumer.pause(partitions)
         with self._lock:

@@ -35,6 +35,7 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
     """The headers of each message; where a name is not UTF-8, they are empty, with the reason by index."""
     found: list[Headers] = []
     unreadable: dict[int, str] = {}
+    # After an error, `waiting` continues with the next message, and `found` has all before it.
     waiting = map(Message.headers, messages)
     while len(found) < len(messages):
         try:

@@ -15,8 +15,8 @@ from blackbox.records.request import Shard
 
 PARTITION = 0
 VALUE = b"1"
+# Records at the end that are read first; ten times as many each time that none of them is a second.
 TAIL = 100
-"""How many records at the end are read first; ten times as many each time that none is a second."""
 
 _SECOND = re.compile(rb"[0-9]{1,12}")
 
@@ -37,6 +37,7 @@ class OscillatorTopic:
 
     def open(self) -> int | None:
         """Fence every earlier writer, then read the last second written; None if there is none."""
+        # In this order: an earlier writer that is not fenced could add seconds after the read.
         self._transactions.open()
         with closing(ShardJournal(self._shard, self._access, prefetched=1)) as journal:
             for stretch in journal.request_bounds().from_the_end(TAIL):

@@ -18,17 +18,16 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 
+# Seconds between two checks of receipts: while a shard of this process lacks them, and otherwise.
 GROW_RECEIPTS_EVERY_S, PARTITIONS_KNOWN_FOR_S = 1, 10
-"""How often receipts are looked after, s: while a shard of this process lacks them, and otherwise."""
 
+# Journals: blackbox removes what has ended, and Kafka must remove nothing by age.
 UNLIMITED_RETENTION = {"retention.ms": "-1", "cleanup.policy": "delete"}
-"""Configuration of journals: blackbox removes what has ended, Kafka removes nothing by age."""
 
+# With the broker's clock, a caller's slow clock makes no message early.
 BROKER_TIMESTAMPS = {"message.timestamp.type": "LogAppendTime"}
-"""Timestamps by the broker's clock, not by the producer's."""
 
 NEW_TOPIC_PARTITIONS = 4
-"""How many partitions a new request topic or output topic gets."""
 
 
 @dataclass(eq=False, repr=False)
@@ -50,8 +49,7 @@ class OwnTopics:
     def ensure(self) -> None:
         """Create missing topics and receipts partitions. Raises JournalLost when that cannot be done.
 
-        Request topics get LogAppendTime, so that a caller's slow clock makes no message early. Those in
-        `compacted` are created with the cleanup policy `compact`.
+        Request topics in `compacted` are created with the cleanup policy `compact`.
         """
         seconds = [] if self.oscillator_topic is None else [self.oscillator_topic]
         wanted: dict[str, tuple[int, dict[str, str]]] = {}
@@ -83,6 +81,7 @@ class OwnTopics:
         """
         now = time.monotonic()
         is_lacking = any(shard.partition >= self._known.get(shard.topic, 0) for shard in owned)
+        # After a failure the brokers get a pause, also while a shard lacks its partition.
         if now < self._ask_again_at_s and (self._has_failed or not is_lacking):
             return
         self._ask_again_at_s, self._has_failed = now + PARTITIONS_KNOWN_FOR_S, False
@@ -123,6 +122,7 @@ class OwnTopics:
         try:
             futures[name].result(timeout=REQUEST_TIMEOUT_S * 4)
         except KafkaException as error:
+            # Another process of the deployment may have created the topic since it was looked up.
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise JournalLost(
                     f"cannot create or grow the topic {name}: {error.args[0].str()}; create or "

@@ -35,8 +35,7 @@ FETCHED_AHEAD = 20_000
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
-LEAST_S = 0.5
-"""The least timeout of one request, however little time is left."""
+LEAST_S = 0.5  # of one request, however little time is left
 
 
 @dataclass(eq=False, repr=False)
@@ -45,8 +44,7 @@ class PartitionReader:
 
     `prefetched` is how many records are fetched ahead: many for sequential reading, few for single look-ups.
     When a client and then a second one read nothing for `silence_s` each, JournalSilent is raised.
-    Holds its clients while it is in use, and reads one stretch at a time. Not safe for use from two
-    threads at once.
+    Reads one stretch at a time. Not safe for use from two threads at once.
     """
 
     access: KafkaAccess
@@ -69,6 +67,7 @@ class PartitionReader:
         at = TopicPartition(topic, partition)
         with self._asking(topic, f"{topic}/{partition}: cannot read its offsets"):
             try:
+                # A read_committed consumer gets the last stable offset as the end.
                 found = self._open().get_watermark_offsets(at, timeout=within_s)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
@@ -100,6 +99,7 @@ class PartitionReader:
         ask_s = min(REQUEST_TIMEOUT_S, max(LEAST_S, within_s))
         while True:
             bounds = self.bounds(topic, partition, ask_s)
+            # If no transaction is open, the end is that of the log, and `place` is behind it.
             if bounds.end > place or bounds.end >= self.log_end(topic, partition, ask_s):
                 return bounds
             if time.monotonic() > deadline:
@@ -112,6 +112,7 @@ class PartitionReader:
     def log_end(self, topic: str, partition: int, within_s: float = REQUEST_TIMEOUT_S) -> int:
         """The high watermark: the next offset to be written, behind all open transactions."""
         at = TopicPartition(topic, partition)
+        # The consumer may be read_committed, and would return the last stable offset.
         asked = self._clients_admin().list_offsets(
             {at: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -169,6 +170,7 @@ class PartitionReader:
         try:
             with self._asking(topic, f"{topic}/{partition}: cannot read from {start}"):
                 consumer.assign([TopicPartition(topic, partition, start)])
+                # `consume` alone returns only once it has all records, or its timeout has passed.
                 while reached < end and (first := consumer.poll(self.silence_s)) is not None:
                     polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
                     messages, reached = messages_below(polled, end)
@@ -181,10 +183,8 @@ class PartitionReader:
     def read_patiently(
         self, topic: str, partition: int, start: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
-        """Like `read`, but tolerates gigabytes of aborted records, which a client skips silently.
-
-        Uses a client of its own: the statistics of a client that is not polled pile up in memory.
-        """
+        """Like `read`, but tolerates gigabytes of aborted records, which clients skip silently."""
+        # A client for this read only: statistics of a client that is not polled pile up in memory.
         consumer, fetched = self.access.fetching_consumer(**self._settings())
         with (
             closing(consumer),
@@ -200,7 +200,7 @@ class PartitionReader:
                     yield messages, reached
                     continue
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
-                if position >= end:
+                if position >= end:  # nothing but aborted records up to the end
                     yield [], end
                     return
                 if position <= before:
@@ -221,7 +221,9 @@ class PartitionReader:
     def _settings(self) -> dict[str, Any]:
         return {
             "isolation.level": self.isolation,
+            # Its event marks the last stable offset, also behind aborted records.
             "enable.partition.eof": True,
+            # At the end of a partition, every read waits this long for records that do not come.
             "fetch.wait.max.ms": 20,
             "queued.min.messages": self.prefetched,
             "fetch.queue.backoff.ms": 1,
@@ -267,6 +269,7 @@ def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]
         if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
             raise KafkaException(message.error())
     messages = [m for m in polled if m.error() is None] if ends else polled
+    # The event also counts offsets without a message, such as transaction markers.
     reached = max(offset_of(message) for message in ends) if ends else 0
     if messages:
         reached = max(reached, offset_of(messages[-1]) + 1)

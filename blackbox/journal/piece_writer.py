@@ -30,12 +30,12 @@ from blackbox.records.request import Headers
 ASK_S = 0.2
 ASKED_AT_ONCE = 16
 
+# The version of how files are cut into pieces. In another layout, the same numbers mean other rows.
 LAYOUT = "1"
-"""The version of how files are cut into pieces. In another layout, the same numbers mean other rows."""
 
+# Upper bounds of what Kafka adds to a record in a batch of its own, and to each header.
 RECORD_BYTES = 120
 HEADER_BYTES = 12
-"""Upper bounds of what Kafka adds to a record in a batch of its own, and to each header."""
 
 
 class PieceProgress(NamedTuple):
@@ -58,8 +58,9 @@ def largest_record(access: KafkaAccess, topic_max_bytes: int | None) -> int:
 
 def record_bytes(key: str | None, value: bytes, headers: Headers) -> int:
     """The approximate size of a record in a batch of its own, too large rather than too small."""
-    names = sum(len(name) + len(held or b"") + HEADER_BYTES for name, held in headers)
-    return len(value) + 3 * len(key or "") + names + RECORD_BYTES
+    # A character has four bytes in UTF-8 at most.
+    names = sum(4 * len(name) + len(held or b"") + HEADER_BYTES for name, held in headers)
+    return len(value) + 4 * len(key or "") + names + RECORD_BYTES
 
 
 class PieceProgressReader:
@@ -144,10 +145,7 @@ def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
 class PieceWriter:
     """Writes the rows of one piece, each exactly once however often the piece is begun.
 
-    1. `open` fences earlier writers of this piece, settles their open transaction, and only then
-       reads how many rows are in;
-    2. `send` writes the next rows and their number in one transaction.
-
+    Each transaction has some rows and the number of rows that are in after it.
     Unusable after its first RecoveryRequired. Not safe for use from two threads at once.
     """
 
@@ -155,6 +153,7 @@ class PieceWriter:
         self._name = name
         self._topic = topic
         self._mark = f"{LAYOUT}/{total}"
+        # Throughput counts here, not latency; the operator's settings still win.
         gathered = {"linger.ms": "20", "compression.type": "lz4"} | dict(access.settings)
         own = access.transactional_id(name.removeprefix(f"{access.group_id}."))
         self._transactions = Transactions(replace(access, settings=gathered), own, name)
@@ -163,6 +162,7 @@ class PieceWriter:
 
     def open(self) -> int:
         """Returns how many rows are in. Raises JournalLost when the brokers do not answer for 30 s."""
+        # Fence before the read: an offset in an earlier writer's open transaction cannot be read.
         self._transactions.open()
         try:
             [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)

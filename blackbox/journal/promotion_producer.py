@@ -29,6 +29,8 @@ class ShardPromotionProducer:
 
     def open(self) -> None:
         """Fence every earlier producer and settle its open transaction; reopen this one after a refusal."""
+        # A new client, also after an abort: late records of the aborted transaction could slip into
+        # the next one of the same epoch.
         self.close()
         name = self.access.transactional_id(f"{self.shard}/promotion")
         self._open = Transactions(self.access, name, f"{self.shard}: promotion")
@@ -56,7 +58,6 @@ class ShardPromotionProducer:
         return self._open
 
     def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
-        """Queue this record's key and value with these headers."""
         topic, partition = self.shard
         report = partial(self._report, record.offset)
         producer = self._transactions.producer

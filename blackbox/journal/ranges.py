@@ -55,7 +55,7 @@ def read_ranges(
 
     Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka
     returns nothing for twice `silence_s`. With `lost`, calls it instead, and skips the rest of that
-    range. After a silent range, the others get less time: many silent ones take little longer than one.
+    range.
     """
     left = list(ranges)
     while left:
@@ -66,6 +66,7 @@ def read_ranges(
             if lost is None:
                 raise
             lost(left.pop(0), reason)
+            # So that many silent ranges take little longer than one.
             if isinstance(reason, JournalSilent):
                 silence_s = min(silence_s, ANOTHER_SILENCE_S)
 
@@ -126,20 +127,21 @@ def _bounded(chunk: Chunk) -> Iterator[Chunk]:
     yield chunk._replace(start=start, messages=chunk.messages[first:]) if first else chunk
 
 
+# Kept connected, so that the next read need not connect.
 _idle_consumers: dict[tuple[object, ...], list[Consumer]] = {}
-"""Connected consumers of this process, kept so that the next read need not connect."""
 
 
 @contextmanager
 def _borrowed_consumer(access: KafkaAccess) -> Iterator[Consumer]:
     settings = tuple(sorted(access.settings.items()))
+    # Spark's workers are forks, and a client of the parent does not work in them.
     key = (os.getpid(), access.bootstrap_servers, access.group_id, settings)
     idle = _idle_consumers.setdefault(key, [])
     consumer = idle.pop() if idle else _connect(access)
     try:
         yield consumer
         consumer.unassign()
-    except BaseException:
+    except BaseException:  # also if the caller stops in the middle of a range
         consumer.close()
         raise
     idle.append(consumer)
@@ -152,6 +154,7 @@ def _connect(access: KafkaAccess) -> Consumer:
             # At a partition's end a fetch stays in flight this long, and the next range waits for it.
             "fetch.wait.max.ms": 2,
             "fetch.queue.backoff.ms": 5,
+            # The next assign throws away what was fetched beyond the range.
             "queued.min.messages": 20_000,
             "queued.max.messages.kbytes": 32_768,
         }

@@ -16,8 +16,9 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 
+# Every message and dead letter has such headers, and a receipt has none: no caller can forge a
+# receipt by requesting a message to the topic.
 OUR_HEADERS = "blackbox-"
-"""Prefix of headers of messages and dead letters. A receipt has none: a record with one was requested."""
 
 
 def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
@@ -31,7 +32,7 @@ def read_receipts(messages: Iterable[Message]) -> Iterator[tuple[int, Receipt]]:
             yield offset_of(message), _receipt(message)
         except NotAReceipt:
             foreign.append(message)
-        except ValueError as error:
+        except ValueError as error:  # another version, which this one must not ignore
             raise RecoveryRequired(f"{_place(message)}: {error}") from None
     if foreign:
         logger.error(

@@ -6,6 +6,7 @@ from confluent_kafka import KafkaError
 
 from blackbox.records.request import Reason
 
+# Errors that concern one record or its topic.
 REASONS_BY_ERROR = {
     KafkaError.MSG_SIZE_TOO_LARGE: Reason.TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: Reason.TOO_LARGE,
@@ -20,8 +21,8 @@ REASONS_BY_ERROR = {
     KafkaError.POLICY_VIOLATION: Reason.REFUSED,
     KafkaError._INCONSISTENT: Reason.REFUSED,
 }
-"""Errors that concern one record or its topic."""
 
+# Broker errors that concern the producer, and so the whole batch.
 ERRORS_OF_THE_PRODUCER = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -36,17 +37,15 @@ ERRORS_OF_THE_PRODUCER = {
     KafkaError.UNKNOWN_PRODUCER_ID,
     KafkaError.PRODUCER_FENCED,
 }
-"""Broker errors that concern the producer, and so the whole batch."""
 
 
 def reason_of(error: KafkaError) -> Reason | None:
-    """Why this record was refused; None for an error that concerns the batch.
-
-    A broker error that is in neither table counts against the record. If it counted against the
-    batch, one caller's record that the broker never accepts would stop the shard.
-    """
+    """Why this record was refused; None for an error that concerns the batch."""
     code = error.code()
+    # UNKNOWN is -1; librdkafka's own errors are below it.
     is_an_answer = code == KafkaError.UNKNOWN or code > KafkaError.NO_ERROR
+    # A broker error that is in neither table counts against the record: if it counted against the
+    # batch, one caller's record that the broker never accepts would stop the shard.
     if is_an_answer and code not in ERRORS_OF_THE_PRODUCER and not error.fatal():
         return REASONS_BY_ERROR.get(code, Reason.BROKER_ERROR)
     return REASONS_BY_ERROR.get(code)

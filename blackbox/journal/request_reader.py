@@ -87,6 +87,7 @@ class RequestReader:
         self._consumer.close()
 
     def _open(self) -> None:
+        # By default, a client whose queue was full fetches again only after a second.
         self._consumer, self._monitor = self._access.watched_consumer(
             PATIENCE_S, **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
         )
@@ -121,6 +122,7 @@ class RequestReader:
             if any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))
             elif records and shard in self._positions:
+                # Not the first record's offset: transaction markers leave gaps before it.
                 start, end = self._positions[shard], records[-1].offset + 1
                 self._positions[shard] = end
                 batches[shard] = Batch(start, end, records, leader_epochs(read))
@@ -131,7 +133,7 @@ class RequestReader:
         at = TopicPartition(shard.topic, shard.partition, offset)
         self._consumer.incremental_assign([at])
         self._positions[shard] = offset
-        if self._paused:
+        if self._paused:  # `_pause` paused only the partitions that were assigned at that moment
             self._consumer.pause([TopicPartition(shard.topic, shard.partition)])
 
     def _stop(self, shard: Shard) -> None:

@@ -28,19 +28,17 @@ from blackbox.records.receipt import Checked, Claim, Receipt
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.request import Record, Shard
 
-LEAST_CHECK_S = 1.0
-"""The least time for one check of all places, when brokers do not answer."""
+LEAST_CHECK_S = 1.0  # for one check of all places, when brokers do not answer
 
+# A record whose last header is one of these may end another request.
 NAME_ANOTHER = {carried.HEADER, cancel.HEADER, cancel.REPLACES}
-"""A record whose last header is one of these may end another request."""
 
 
 class ShardJournal:
     """Reads the two journals of a shard; every method raises JournalLost when Kafka does not answer.
 
-    `prefetched` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Holds one
-    consumer while it is in use, that of `reader` if one is given. Not safe for use from two threads
-    at once.
+    `prefetched` is PartitionReader's; `may_have_caller_id` is that of the topic's format. Not safe
+    for use from two threads at once.
     """
 
     def __init__(
@@ -96,6 +94,7 @@ class ShardJournal:
         for messages, reached in self._reader.read(*self._shard, start, end):
             if ended is not None:
                 messages = self._not_ended(ended, messages)
+            # From `position`, not from the first record: gaps belong to the batch as well.
             yield Batch(position, reached, read_records(messages), leader_epochs(messages))
             position = reached
 
@@ -155,9 +154,8 @@ class ShardJournal:
         """Which messages and dead letters are not where these claims say, and which places cannot be read.
 
         A place counts as filled if retention or compaction has removed its record since, or if its
-        topic was deleted or created again. A place cannot be read while its partition has no leader,
-        the right to read it is missing, or another producer's open transaction hides it. Such places
-        are retried for about `patience_s` in all.
+        topic was deleted or created again. Places that cannot be read are retried for about
+        `patience_s` in all.
         """
         by_place: dict[tuple[str, str], list[Claim]] = {}
         for claim in claims:
@@ -167,6 +165,7 @@ class ShardJournal:
         unread = dict.fromkeys(by_place, "there was no time to check yet")
         # first without waiting, so that an unreadable place takes no time from the others
         for within_s in (0.0, patience_s) if patience_s else (0.0,):
+            # In random order: if the time runs out, the next check begins with other places.
             for place in random.sample(list(unread), len(unread)):
                 if time.monotonic() > deadline:
                     break
@@ -186,10 +185,8 @@ class ShardJournal:
         self._reader.close()
 
     def _not_ended(self, ended: OffsetSet, messages: list[Message]) -> list[Message]:
-        """The messages that have not ended, or that may end another request.
-
-        A rebuild skips forty million messages, so they are checked without being parsed.
-        """
+        """The messages that have not ended, or that may end another request."""
+        # A rebuild passes over all that has ended: it is checked without a parsed record for each.
         over = map(ended.__contains__, map(Message.offset, messages))
         may_have_id = map(self._may_have_caller_id, map(Message.value, messages))
         unnamed = [
@@ -210,13 +207,16 @@ class ShardJournal:
         topic, _, partition = at.rpartition("/")
         if not self._reader.exists(topic, int(partition)):
             return  # gone
+        # Until then, another producer's open transaction may hide a message.
         last = max(claim.there for claim in claims)
         bounds = self._reader.stable_bounds(topic, int(partition), last, within_s)
+        # Retention removed what is below the start: it counts as filled.
         wanted = {claim.there: claim.offset for claim in claims if claim.there >= bounds.start}
         seen: set[int] = set()
         for messages in _read_at(self._reader, topic, int(partition), wanted, bounds):
             seen |= {offset_of(m) for m in messages if self._is_ours(m, wanted)}
         absent = {there for there in wanted if there not in seen}
+        # Created again since the receipt: offsets of the new topic say nothing of the old one.
         if absent and topic_id and not self._reader.topic_id(topic).startswith(topic_id):
             return
         absent -= self._compacted_away(topic, int(partition), absent, bounds)
@@ -225,10 +225,8 @@ class ShardJournal:
     def _compacted_away(
         self, topic: str, partition: int, absent: set[int], bounds: Bounds
     ) -> set[int]:
-        """The offsets that have no record any more, because a newer one of the same key replaced it.
-
-        A record of an aborted transaction is still there for a read_uncommitted reader.
-        """
+        """The offsets that have no record any more, because compaction removed it."""
+        # An aborted record is not gone: a read_uncommitted consumer still gets it.
         gone = {there for there in absent if there < bounds.end}
         if gone:
             uncommitted = PartitionReader(self._access, isolation="read_uncommitted", prefetched=1)

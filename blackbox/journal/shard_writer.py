@@ -23,15 +23,14 @@ from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt, encode
 from blackbox.records.request import Shard
 
-_RECEIPT = -1
-"""Stands for the receipt itself in place of a request's offset."""
+_RECEIPT = -1  # stands for the receipt itself in place of a request's offset
 
+# How far a receipt's timestamp may precede a due time: messages are readable only after the commit.
 TIMESTAMP_TOLERANCE_MS = 10
-"""How far a receipt's timestamp may precede a due time: messages are readable only after the commit."""
 
 LOOK_S, SPOILED_LOOK_S = 1.0, 0.05
+# The most that idempotence allows. More than 1 is safe: every report is checked for its offset.
 IN_FLIGHT = 5
-"""The most that idempotence allows; every delivery report is checked for its offset."""
 
 
 class ShardWriter:
@@ -91,6 +90,7 @@ class ShardWriter:
             if self._exactly_once and cause.code() == KafkaError._STATE and not cause.fatal():
                 self._is_cut_short = True
                 return None  # an earlier record was refused; `flush` reports it
+            # The client refuses some records itself, such as too large ones: the rest can commit.
             if cause.fatal() or cause.code() not in REASONS_BY_ERROR:
                 raise journal_error(error, f"{self._shard}: cannot produce") from None
             return REASONS_BY_ERROR[cause.code()], f"{topic}: {cause.str()}"
@@ -100,8 +100,7 @@ class ShardWriter:
         """Wait until the brokers have every record; returns those that they refused.
 
         With `exactly_once` a refusal aborts the transaction and raises Refused instead. So does a
-        non-empty result of `hopeless`, which is called every second, because the client itself gives a
-        record up only after 15 s.
+        non-empty result of `hopeless`, which is called every second.
         """
         left = self._flush_unless(hopeless)
         if left and not self._is_spoiled:
@@ -119,6 +118,7 @@ class ShardWriter:
         others = [error for error in self._failed.values() if reason_of(error) is None]
         if not self._failed:
             raise JournalLost(f"{self._shard}: cannot produce: the transaction has failed")
+        # In a transaction, a refusal fails the records behind it; else each error is its own.
         if others and (not suspects or not self._exactly_once):
             is_purged = KafkaError._PURGE_QUEUE in {error.code() for error in others}
             if is_purged and self._exactly_once:  # commit raises the cause
@@ -131,17 +131,19 @@ class ShardWriter:
 
     @property
     def _is_spoiled(self) -> bool:
-        """Whether the transaction can only be aborted: the client sends no more of it, and waits 15 s."""
+        """Whether the transaction can only be aborted."""
         refused = (reason_of(error) is not None for error in self._failed.values())
         return self._exactly_once and any(refused)
 
     def _flush_unless(self, hopeless: Callable[[], dict[int, Refusal]]) -> int:
-        """Returns how many records the brokers lack; if a record was refused, they never get them."""
+        """Returns how many records the brokers lack."""
         began = asked_s = time.monotonic()
         while left := self._transactions.flush(SPOILED_LOOK_S):
             now = time.monotonic()
+            # After a refusal the client sends no more of the transaction, and waits for 15 s.
             if self._is_spoiled or now > began + SETTLE_S:
                 break
+            # The client itself gives a record up only after 15 s (message.timeout.ms).
             if self._exactly_once and now - asked_s >= LOOK_S:
                 asked_s = now
                 if given_up := hopeless():
@@ -150,7 +152,7 @@ class ShardWriter:
         return left
 
     def abort(self) -> None:
-        """Abort what was sent since `begin`; without `exactly_once` this does nothing."""
+        """Abort what was sent since `begin`; does nothing without `exactly_once`."""
         if self._exactly_once:
             self._transactions.abort()
 
@@ -170,6 +172,7 @@ class ShardWriter:
         places: Places = {}
         self._produce_receipt(receipt, places)
         needs = f"Write on topic {self._receipts}"
+        # Flush first: the receipt's offset and timestamp are checked while an abort is possible.
         self._transactions.flush()
         if self._exactly_once:
             if not places:  # before the commit: without a receipt, the messages must be taken back
@@ -179,6 +182,7 @@ class ShardWriter:
                 and self._receipt_ms + TIMESTAMP_TOLERANCE_MS < not_before_ms
             ):
                 [[(_, offset)]] = places.values()
+                # The aborted receipt and its marker take offsets: the next receipt follows these.
                 self._check_alone(offset, is_first=receipt.barrier)
                 self._transactions.abort()
                 raise TooEarly(
@@ -221,11 +225,8 @@ class ShardWriter:
             raise JournalLost(f"{self._shard}: cannot produce the receipt: {error}") from None
 
     def _check_alone(self, offset: int, *, is_first: bool) -> None:
-        """Check that this receipt follows the owner's last one, with only a transaction marker between.
-
-        Owners of another group are not fenced. Recovery reads their receipts, and refuses to open the
-        shard if it must.
-        """
+        """Check that this receipt follows the owner's last one, a transaction marker apart."""
+        # A transactional.id does not fence owners of another group. Recovery reads their receipts.
         before, self._last = self._last, offset
         apart = 2 if self._exactly_once else 1
         if before >= 0 and offset != before + apart and not is_first:
@@ -253,7 +254,7 @@ class ShardWriter:
             return
         at = f"{message.topic()}/{message.partition()}"
         there = message.offset()
-        if there is None:
+        if there is None:  # the broker may have refused it: see KafkaAccess.producer
             self._unplaced += 1
         elif at in places:
             places[at].append((offset, there))

@@ -24,16 +24,14 @@ logger = logging.getLogger("blackbox.journal")
 KNOWN_FOR_S = 10.0
 UNAVAILABLE_FOR_S = 0.5
 LIMITS_KNOWN_FOR_S = 60.0
-CROWDED_FOR_S = 600.0
-"""How long a topic that refused several records at once gets its records one by one."""
-STILL_GOOD_S = 10.0
-"""How long an expired answer without a refusal or limit is still used while it is refreshed."""
+CROWDED_FOR_S = 600.0  # a topic that refused several records at once gets them one by one
+STILL_GOOD_S = 10.0  # an expired answer without a refusal or limit, while it is refreshed
 SILENT_FOR_S = 2.0
+# Timeout and attempts. The broker that is asked may hang; a new client likely asks another.
 ASKED_S, ASKS = 2.0, 3
-"""Timeout and number of attempts. The broker that is asked may hang; a new client likely asks another."""
 MOST_KNOWN = 10_000
+# Of the 22 characters of a topic id, in every receipt: enough to distinguish two topics of a name.
 ID_LENGTH = 8
-"""How many of a topic id's 22 characters are used: short, and enough to distinguish two topics of a name."""
 NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 
@@ -124,6 +122,7 @@ class TargetTopics:
 
     def _limits_of(self, settings: TopicSettings) -> Limits | None:
         needs_key = "compact" in settings.cleanup_policy
+        # max.message.bytes limits the compressed batch, which the size of a message does not tell.
         is_strict = settings.max_message_bytes < self._largest and not self._compresses
         most_bytes = settings.max_message_bytes if is_strict else None
         return Limits(needs_key, most_bytes) if needs_key or is_strict else None
@@ -136,8 +135,7 @@ class AnswerCache(Generic[Known]):
     """A cache of answers about topics, each with its own lifetime, s; None is an answer as well.
 
     A None that expired less than `STILL_GOOD_S` ago is still used while a background thread refreshes
-    it. A broker that does not answer thus delays only callers about topics with another answer, or
-    with one that expired earlier. Thread-safe.
+    it. Thread-safe.
     """
 
     def __init__(
@@ -154,6 +152,7 @@ class AnswerCache(Generic[Known]):
         wanted = set(topics)
         if self._unknown(wanted):
             self._ask_and_wait(wanted)
+        # In the background: a broker that does not answer must not hold up deliveries elsewhere.
         elif self._ended(wanted) and self._refreshing.acquire(blocking=False):
             self._start_refresh(wanted)
         known = self._known
@@ -188,7 +187,7 @@ class AnswerCache(Generic[Known]):
         ]
 
     def _ask_and_wait(self, wanted: set[str]) -> None:
-        with self._asking:
+        with self._asking:  # another thread may have asked about some of them by then
             ended = self._unknown(wanted)
             try:
                 self._learn(ended)
@@ -224,13 +223,12 @@ class AnswerCache(Generic[Known]):
             kept = self._known
             if len(kept) > MOST_KNOWN:
                 kept = {topic: known for topic, known in kept.items() if known[0] >= now}
+            # A new dict: other threads read the old one without a lock.
             self._known = kept | answers
 
     def _postpone(self, topics: list[str]) -> None:
-        """Extend the cached answers while no broker answers.
-
-        A delivery to these topics finds that out; others need not wait for it.
-        """
+        """Extend the cached answers while no broker answers."""
+        # A delivery to these topics finds that out; others need not wait for it.
         until_s = time.monotonic() + SILENT_FOR_S
         with self._changing:
             known = self._known

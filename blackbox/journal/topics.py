@@ -82,10 +82,7 @@ class TopicIds:
 
 
 class TopicSettings(NamedTuple):
-    """The relevant part of a topic's configuration. `retention_ms` -1 means unlimited.
-
-    It is -1 without the cleanup policy `delete`, whatever retention.ms says.
-    """
+    """The relevant part of a topic's configuration; a retention of -1 means unlimited."""
 
     retention_ms: int
     retention_bytes: int
@@ -189,6 +186,7 @@ def _topic_settings(entries: Mapping[str, ConfigEntry]) -> TopicSettings | str:
     values = {name: str(entry.value) for name, entry in entries.items()}
     try:
         policy = values["cleanup.policy"]
+        # Kafka applies a retention only with the policy `delete`, alone or beside `compact`.
         removes = "delete" in policy
         return TopicSettings(
             retention_ms=int(values["retention.ms"]) if removes else -1,

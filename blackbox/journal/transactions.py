@@ -14,7 +14,7 @@ from blackbox.records.errors import RecoveryRequired
 
 OPEN_ATTEMPTS = 5
 OPEN_ATTEMPT_S = 6.0
-SETTLE_S = 20.0
+SETTLE_S = 20.0  # as long as transaction.timeout.ms, after which the coordinator aborts
 
 
 class Transactions:
@@ -107,19 +107,23 @@ class Transactions:
                 call(SETTLE_S / 4)
                 return
             except (KafkaException, SystemError) as error:
+                # A commit that timed out is repeated, not aborted: its outcome is unknown.
                 is_passing = isinstance(error, KafkaException) and error.args[0].retriable()
+                # Without KIP-890 in librdkafka, a producer that is used again after this could lose
+                # or tear a later transaction.
                 if not is_passing or time.monotonic() > deadline:
                     raise self._explained(error, "the commit's outcome is unknown", needs) from None
 
     def _explained(self, error: Exception, what: str, needs: str = "") -> RecoveryRequired:
-        # a SystemError, raised while delivery reports are served, has the KafkaException as its cause, or none
+        # A SystemError, raised while delivery reports are served, has the KafkaException as its
+        # cause, or none: then the client has lost the error, and the next call repeats a fatal one.
         cause = error if isinstance(error, KafkaException) else error.__cause__
         if not isinstance(cause, KafkaException):
             cause = self._fatal() or KafkaException(KafkaError(KafkaError._FATAL))
         return journal_error(cause, f"{self._what}: {what}", needs)
 
     def _fatal(self) -> KafkaException | None:
-        """The fatal error of this producer, if any: every call raises it."""
+        """The fatal error of this producer, if any."""
         try:
             self.producer.begin_transaction()
         except KafkaException as error:

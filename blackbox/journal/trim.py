@@ -38,14 +38,15 @@ class Trimmer:
         self._warned: set[str] = set()
 
     def trim(self, shard: Shard, mark: Mark, now_ms: int) -> None:
-        """Remove what is below the mark and older than the retention, requests first.
+        """Remove what is below the mark and older than the retention.
 
-        A receipt without its request is harmless; a request without its receipt is delivered again.
         Raises JournalLost when Kafka does not answer.
         """
         topics = [shard.topic, receipts_topic(shard.topic)]
         settings = self._topics.settings(topics)
         with closing(PartitionReader(self._access)) as reader:
+            # Requests first: a receipt without its request is harmless, but a request without its
+            # receipt would be delivered again. For the same reason a failure ends the loop.
             for topic, upto in zip(topics, (mark.requests, mark.receipts), strict=True):
                 if not is_ours_to_trim(settings[topic]):
                     continue

@@ -10,11 +10,10 @@ from blackbox.journal.topics import Topics
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
-LOOK_S = 10
-"""Between two looks; a new partition normally has an owner sooner than this."""
+LOOK_S = 10  # between two looks; a new partition normally has an owner sooner
 
+# An hour: joining again does not help if, for example, the group's leader may not see a topic.
 MOST_LOOKS = 360
-"""An hour: joining again does not help if, for example, the leader of the group may not see a topic."""
 
 
 class UnownedPartitions:
@@ -33,11 +32,7 @@ class UnownedPartitions:
         self._looks_until_rejoin = 2
 
     def must_rejoin(self, member_id: str) -> bool:
-        """Look, and return whether this member is to leave the group and to join it again.
-
-        After several looks with such partitions, it is the member with the lowest id, so that not all leave.
-        If it does not help, the next time comes after twice as many looks.
-        """
+        """Look, and return whether this member is to leave the group and to join it again."""
         try:
             unowned, members = self._look()
         except (RecoveryRequired, KafkaException):  # the owners of shards report this
@@ -47,12 +42,14 @@ class UnownedPartitions:
             self._looks, self._looks_until_rejoin = 0, 2
             return False
         self._looks += 1
+        # One member is enough: it is the one with the lowest id, so that not all leave at once.
         if self._looks < self._looks_until_rejoin or member_id != min(members, default=member_id):
             return False
         logger.warning(
             "membership: no member of the group %s owns %s; rejoining it",
             self._access.group_id, ", ".join(map(str, sorted(unowned))),
         )  # fmt: skip
+        # If it does not help, the next time comes after twice as many looks.
         self._looks, self._looks_until_rejoin = 0, min(2 * self._looks_until_rejoin, MOST_LOOKS)
         return True
 
