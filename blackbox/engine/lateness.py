@@ -15,7 +15,7 @@ LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 
 class Lateness(Collector):
-    """A histogram of how long after its due time a message could be read; it takes whole batches."""
+    """A histogram of how long after its due time a message could be read."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = Lock()
@@ -25,11 +25,13 @@ class Lateness(Collector):
 
     def observe(self, due_ms: Sequence[int], at_ms: int) -> None:
         """Count messages that were due at `due_ms` and delivered together at `at_ms`."""
+        # Sorted once: each bucket then costs one bisection, however many messages there are.
         late_s = sorted(max(0, at_ms - due) / 1000 for due in due_ms)
         with self._lock:
             self._sum_s += sum(late_s)
             below = 0
             for place, bound in enumerate(LATENESS_S):
+                # Prometheus' buckets include their bound (`le`).
                 upto = bisect_left(late_s, bound + 1e-9)
                 self._counts[place] += upto - below
                 below = upto

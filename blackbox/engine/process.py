@@ -30,6 +30,7 @@ logger = logging.getLogger("blackbox.engine.process")
 
 INTAKE_RECORDS = 4000
 GATHER_S = 0.005
+# A stop takes less than five seconds in all (docs/guarantees.md).
 STOP_S = 3.0
 PAUSE_S = 0.2
 
@@ -52,6 +53,7 @@ class ProcessEngine:
             self._kafka,
             list(settings.topics),
             settings.instance_id,
+            # Lambdas, because the pool is created later: it needs the membership's `confirm`.
             gained=lambda shard: self._pool.gain(shard),
             lost=lambda shards: self._pool.lose(shards),
         )
@@ -73,6 +75,7 @@ class ProcessEngine:
         )
         self._stopping = Event()
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
+        # A run that is late happens all the same, once, and no job runs twice at a time.
         self._scheduler = BackgroundScheduler(
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
@@ -93,6 +96,7 @@ class ProcessEngine:
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
         self._scheduler.start()
         self._intake.start()
+        # From here on the group gives shards, which the threads above serve.
         self._membership.start()
         self._oscillator.start()
 
@@ -104,12 +108,15 @@ class ProcessEngine:
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
         self._pool.close()
+        # Gives the shards up before it leaves the group, which only then gives them to others.
         self._membership.close()
+        # After the membership: giving up a shard still calls the reader.
         self._reader.close()
         self._oscillator.join()
 
     def is_live(self) -> bool:
         """Whether the threads of this process run; an outage of Kafka or Redis does not make it dead."""
+        # A restart would bring back neither of them, and would interrupt a rebuild.
         return not self._scheduler.running or self._intake.is_alive()
 
     def is_ready(self) -> bool:
@@ -129,14 +136,15 @@ class ProcessEngine:
         return self._pool.why_not_open()
 
     def _take_in(self) -> None:
-        """Store the requests that were read; while Redis is busy with them, read and parse the next."""
         parsed: dict[Shard, Parsed] = {}
 
+        # Called while Redis executes a batch, so that the next one is parsed in the same time.
         def read_ahead() -> None:
             if not parsed:
                 parsed.update(self._read(wait=False))
 
         while not self._stopping.is_set():
+            # A copy, because `read_ahead` fills `parsed` again while these are stored.
             batches = dict(parsed) or self._read(wait=True)
             parsed.clear()
             for shard, batch in batches.items():
@@ -147,6 +155,8 @@ class ProcessEngine:
             batches, lost = self._reader.read(wait=wait)
             for failure in lost:
                 self._pool.recover(failure.shard, failure)
+            # Caps the timestamps that callers set. The earlier clock, if it is behind, would make
+            # requests early.
             latest_ms = self._clock.latest_ms()
             admission = self._pool.admission
             return {
@@ -163,6 +173,7 @@ class ProcessEngine:
             logger.warning("%s; retrying", reason)
         except Exception as reason:
             logger.exception("reading requests failed unexpectedly; recovering every shard")
+            # The reader is past these records: each shard reads them again from its position.
             for owner in self._pool.all():
                 owner.recover(reason)
         self._stopping.wait(PAUSE_S)
@@ -175,6 +186,7 @@ class ProcessEngine:
                 owner.take(batch, while_busy)
         except IndexFull as full:
             self._monitor.pause_intake(f"{full}; requests wait in Kafka until it has room")
+            # Nothing of the batch was stored: it is read again once there is room.
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
@@ -184,8 +196,9 @@ class ProcessEngine:
         self._topics.grow_receipts(self._membership.owned())
 
     def _check_every_second(self) -> None:
-        """Once a second: check Redis' clock and memory, and commit the positions for lag monitors."""
         self._monitor.check()
+        # Lag monitors read this offset; so does a recovery that finds no index, to see whether
+        # receipts are missing.
         self._membership.commit_later(
             {
                 owner.shard: positions.requests
