@@ -21,9 +21,8 @@ from blackbox.records.errors import ForeignIndex, RecoveryRequired
 
 logger = logging.getLogger("blackbox.core.low_water")
 
-# The wait after a start, or a tenth of the interval if that is shorter: a process that restarts
-# often must trim, too.
 FIRST_WALK_AFTER_S = 60.0
+# The first wait is at most this share of the interval: a process that restarts often trims, too.
 FIRST_SHARE = 0.1
 
 # The walks of all shards are spread over this share of the interval, to keep the load low.

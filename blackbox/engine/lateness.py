@@ -25,7 +25,6 @@ class Lateness(Collector):
 
     def observe(self, due_ms: Sequence[int], at_ms: int) -> None:
         """Count messages that were due at `due_ms` and delivered together at `at_ms`."""
-        # Sorted once: each bucket then costs one bisection, however many messages there are.
         late_s = sorted(max(0, at_ms - due) / 1000 for due in due_ms)
         with self._lock:
             self._sum_s += sum(late_s)

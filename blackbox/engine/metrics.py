@@ -132,7 +132,6 @@ class Metrics:
         }
         self.skew = self._gauges["redis_clock_skew_seconds"]
         self.rules_valid = self._gauges["callers_file_valid"]
-        # Without a file of rules nothing sets this gauge again.
         self.rules_valid.set(1)
         self.paused = self._gauges["intake_paused"]
         self._batches = Histogram(
@@ -176,7 +175,6 @@ class Metrics:
             self._counters["dead"].labels(shard.topic, reason).inc(count)
         if did.retried:
             self._counters["retried"].labels(shard.topic).inc(did.retried)
-        # After a batch that is not full, there is no backlog to measure.
         overdue_ms = max(0, at_ms - did.oldest_ms) if did.is_full and did.oldest_ms else 0
         self.show(
             shard,

@@ -20,7 +20,6 @@ logger = logging.getLogger("blackbox.engine.oscillator")
 # The most seconds in one transaction; only a gap after an outage has as many.
 BATCH = 10_000
 
-# How often a process that does not own the first shard checks whether it does now.
 TURN_CHECKED_EVERY_S = 0.2
 
 RETRIED_AFTER_S = 1.0
@@ -62,7 +61,6 @@ class Oscillator:
         self._stopping.set()
 
     def join(self) -> None:
-        # A thread that was never started cannot be joined.
         if self._thread.ident is not None:
             self._thread.join()
 

@@ -30,7 +30,6 @@ logger = logging.getLogger("blackbox.engine.process")
 
 INTAKE_RECORDS = 4000
 GATHER_S = 0.005
-# A stop takes less than five seconds in all (docs/guarantees.md).
 STOP_S = 3.0
 PAUSE_S = 0.2
 
@@ -96,7 +95,6 @@ class ProcessEngine:
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
         self._scheduler.start()
         self._intake.start()
-        # From here on the group gives shards, which the threads above serve.
         self._membership.start()
         self._oscillator.start()
 
@@ -155,8 +153,7 @@ class ProcessEngine:
             batches, lost = self._reader.read(wait=wait)
             for failure in lost:
                 self._pool.recover(failure.shard, failure)
-            # Caps the timestamps that callers set. The earlier clock, if it is behind, would make
-            # requests early.
+            # Caps callers' timestamps: by a clock that is behind, requests would become early.
             latest_ms = self._clock.latest_ms()
             admission = self._pool.admission
             return {
@@ -186,7 +183,6 @@ class ProcessEngine:
                 owner.take(batch, while_busy)
         except IndexFull as full:
             self._monitor.pause_intake(f"{full}; requests wait in Kafka until it has room")
-            # Nothing of the batch was stored: it is read again once there is room.
             self._reader.start(shard, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
@@ -197,8 +193,7 @@ class ProcessEngine:
 
     def _check_every_second(self) -> None:
         self._monitor.check()
-        # Lag monitors read this offset; so does a recovery that finds no index, to see whether
-        # receipts are missing.
+        # For lag monitors. A recovery without an index learns from it whether receipts are missing.
         self._membership.commit_later(
             {
                 owner.shard: positions.requests

@@ -51,7 +51,6 @@ class Promoter:
             raise RecoveryRequired(
                 f"{shard}: its index is empty or lost; run promotion when the shard is open again"
             )
-        # Without cold requests, no Kafka clients are created.
         if not cold:
             return Promoted(shard)
         journal = ShardJournal(shard, self._access)
@@ -75,8 +74,7 @@ class Promoter:
     def _read_cold(self, shard: Shard) -> tuple[Positions | None, Bits]:
         try:
             return self._inspector.cold(shard)
-        # A connection that was kept since the last run may have been closed: try once more.
-        except IndexLost:
+        except IndexLost:  # a connection that was kept may have been closed since
             return self._inspector.cold(shard)
 
     def _renew_after_ms(self, topic: str) -> int:
@@ -90,8 +88,7 @@ class Promoter:
         if isinstance(found.settings, TopicSettings):
             kept_ms = found.settings.retention_ms
         else:
-            # The shortest retention that the service accepts: records are renewed too often rather
-            # than too late. To stop instead would promote nothing.
+            # The shortest that the service accepts: renewed too often rather than too late.
             kept_ms = self._settings.needed_retention_ms(topic)
             self._warn(topic, f"{found.settings}", kept_ms)
         # Half of the retention: one failed run then loses no request.

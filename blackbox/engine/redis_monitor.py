@@ -56,7 +56,6 @@ class RedisMonitor:
             used = self._memory_used()
         except RecoveryRequired as reason:
             logger.warning("%s", reason)
-            # Neither pauses nor resumes: an outage says nothing about memory.
             return
         self._compare_clocks()
         if used >= PAUSE_AT:
@@ -69,8 +68,8 @@ class RedisMonitor:
 
     def pause_intake(self, why: str) -> None:
         """Leave requests in Kafka until Redis has room again."""
-        # Intake's thread calls this too, when Redis refuses a store. `pause` is called under the lock,
-        # so that a `resume` at the same moment cannot overtake it.
+        # Intake's thread calls this too, when Redis refuses a store. `pause` is called under the
+        # lock, so that a `resume` at the same moment cannot overtake it.
         with self._lock:
             if self._is_paused:
                 return

@@ -130,11 +130,10 @@ class ShardOwner:
         """
         session = self._session
         if session is None or not self.is_open or self._recovery_reason is not None:
-            # Not lost: opening the shard starts the reader again at the position.
-            return False
+            return False  # the batch is read again once the shard has been reopened
         position = session.index.positions.requests
         if position < batch.start:
-            # An earlier batch was not stored, and this one would leave a gap: read again from there.
+            # An earlier batch was not stored, and this one would leave a gap: read from there.
             self.opened(self, position)
             return False
         try:
@@ -185,8 +184,7 @@ class ShardOwner:
                 began = time.monotonic()
                 self._dispatch_until_recovery()
             except Exception as reason:
-                # The refused requests are out of the way: the next opening delivers the others.
-                makes_progress = isinstance(reason, Refused)
+                makes_progress = isinstance(reason, Refused)  # what was refused is out of the way
                 if not self._stopping.is_set():
                     self._log_failure(reason)
             finally:
@@ -205,15 +203,13 @@ class ShardOwner:
             session.low_water.last = recovered.mark
             session.low_water.topic_id = recovered.binding.topic_id
             session.low_water.group = recovered.binding.group
-            # Seldom needed from now on: the next use opens its clients again.
-            session.journal.close()
+            session.journal.close()  # seldom needed from now on; its next use opens it again
             self._recovery_reason = None
-            # `lose` waits 3 s, a rebuild takes minutes: the shard may be another process' by now.
+            # `lose` waits 3 s, a rebuild takes minutes: the shard may have another owner by now.
             if self._stopping.is_set():
                 raise RecoveryRequired(f"{self.shard}: released while it was being opened")
             try:
-                # A shard that cannot deliver must not count as open.
-                self._tick(session)
+                self._tick(session)  # a shard that cannot deliver is not open
             except Refused as refused:
                 # The refused requests are out of the way: it opens again without a pause.
                 self._recovery_reason = refused
@@ -237,8 +233,7 @@ class ShardOwner:
         while not self._stopping.is_set():
             # Cleared before anything is looked at: a wake-up that comes during the tick is kept.
             self._wake.clear()
-            # Forgotten, so that intake wakes this thread also for what the tick does not see.
-            with self._lock:
+            with self._lock:  # so that intake wakes this thread for what the tick misses
                 self._next_due_ms = None
             if self._recovery_reason is not None:
                 raise self._recovery_reason
@@ -253,7 +248,6 @@ class ShardOwner:
         try:
             did = session.dispatch.tick(session.clock.earliest_ms())
         except Refused:
-            # The tick may have postponed requests before it raised: that is progress, too.
             self._record_metrics(session, session.dispatch.done)
             raise
         self._record_metrics(session, did)
@@ -290,7 +284,7 @@ class ShardOwner:
         while not self._wake.is_set():
             wait_s = None
             if self.wake_up and self._next_due_ms is not None:
-                # Calculated again after each wait: the clock that counts may run behind this host's.
+                # Calculated again after each wait: the clock that counts may be behind this host's.
                 wait_s = (self._next_due_ms - clock.earliest_ms()) / 1000
                 if wait_s <= 0:
                     return
@@ -314,6 +308,5 @@ class ShardOwner:
             for part in session.closing:
                 try:
                     part.close()
-                # The other parts must be closed, and the shard must recover, all the same.
                 except Exception:
                     logger.exception("%s: closing failed; continuing", self.shard)

@@ -99,14 +99,13 @@ class ShardPool:
 
     def lose(self, shards: Sequence[Shard]) -> None:
         """Give these shards up after the ticks in flight; returns when it is done, after 3 s at most."""
-        # Removed first: reports of these owners are ignored from now on. They must not stop the reading
-        # of a shard that was gained again.
+        # Removed first: reports of these owners are ignored from now on. They must not stop the
+        # reading of a shard that was gained again.
         with self._lock:
             owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
         for owner in owners:
             self.closed(owner.shard)
             owner.stop()
-        # All have been asked to stop by now: they share the time.
         deadline = time.monotonic() + STOP_S
         for owner in owners:
             if not owner.join(max(0.0, deadline - time.monotonic())):
@@ -171,7 +170,6 @@ class ShardPool:
 
     def _ended(self, owner: ShardOwner) -> None:
         with self._lock:
-            # Gained again since: its new owner shows these gauges.
             if owner.shard not in self._owners:
                 self.metrics.given_up(owner.shard)
 
@@ -179,8 +177,8 @@ class ShardPool:
         settings, access, shard = self.settings, self.access, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
-        # A new producer for each opening: librdkafka has no KIP-890, and a producer that is used again
-        # after a transactional call timed out can lose or tear a transaction.
+        # A new producer for each opening: librdkafka has no KIP-890, and a producer that is used
+        # again after a transactional call timed out can lose or tear a transaction.
         writer = ShardWriter(shard, access, exactly_once=once, on_timestamp=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, access, may_have_caller_id=has_id)
@@ -198,8 +196,8 @@ class ShardPool:
         def confirm() -> None:
             kept = index.load()
             known = None if kept is None else kept.positions.requests
-            # Not 0 for a lost index: `confirm` commits this offset to the group, and recovery reads the
-            # group's offset to see whether receipts are missing.
+            # Not 0 for a lost index: `confirm` commits this offset to the group, and recovery reads
+            # the group's offset to see whether receipts are missing.
             self.confirm(shard, journal.committed() if known is None else known)
 
         recovery = Recovery(

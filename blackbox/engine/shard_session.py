@@ -87,7 +87,6 @@ class MarkHandover:
                 written.set_result(session.low_water.write(positions, lowest))
             except BaseException as error:
                 written.set_exception(error)
-                # The owner must recover: its transaction has failed.
                 raise
         else:
             written.cancel()

@@ -28,10 +28,12 @@ from blackbox.spark.task_io import REPORT, reports
 
 logger = logging.getLogger("blackbox.spark.dispatch")
 
+# A job for each check of the index would cost 0.3 s of lateness. Windows end all the same, so that
+# load moves to new executors.
 WINDOW_S = 600.0
 WINDOW_SETTING = "spark.blackbox.window.seconds"
+# How old a task's last report may be for its shards to count as open; it reports every second.
 FRESH_S = 5.0
-"""How old a task's last report may be for its shards to count as open."""
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -48,8 +50,7 @@ class DispatchWindows:
     """Keeps every assigned shard in the window of some task, until `stop`.
 
     Tasks follow the lease that `renew` repeats: they take and give up shards while they run. A window
-    that has lasted 10 minutes gets a successor, which takes its shards over once its task is running.
-    So load moves to new executors, and no shard waits for Spark.
+    that has lasted 10 minutes gets a successor.
     """
 
     session: SparkSession
@@ -72,6 +73,7 @@ class DispatchWindows:
         self._running: dict[int, RunningWindow] = {}
         self._keepers: dict[int, Thread] = {}
         self._lock = Lock()
+        # A Bus is not safe for two threads, and the lease is renewed by several.
         self._bus_lock = Lock()
         self._stopping = Event()
         self._listening = Thread(target=self._listen, name="reports", daemon=True)
@@ -99,6 +101,7 @@ class DispatchWindows:
         with self._lock:
             lease = {
                 str(group): [
+                    # 0 without a current window: the group's tasks have higher numbers, and wait.
                     self._current.get(group, 0),
                     [list(shard) for shard in sorted(self._shards_of(group))],
                 ]
@@ -134,6 +137,7 @@ class DispatchWindows:
 
     def stuck(self) -> set[Shard]:
         """The shards whose task reports them as stuck, or has not reported for a minute."""
+        # Only current windows: a successor may wait long for a slot, and owns nothing before.
         long_ago_s = time.monotonic() - STUCK_S
         with self._lock:
             silent = {
@@ -148,6 +152,7 @@ class DispatchWindows:
     def stop(self, timeout_s: float) -> None:
         """Let every task finish its ticks and end; cancel those that take longer, or cannot be notified."""
         self._stopping.set()
+        # A lease without groups ends every task.
         can_hear = self.assign((), 0)
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
@@ -161,6 +166,7 @@ class DispatchWindows:
         self._listener.close()
 
     def _shards_of(self, group: int) -> frozenset[Shard]:
+        # By the topic's place as well: partitions 0 of several topics go to different groups.
         return frozenset(
             shard
             for shard in self._shards
@@ -190,6 +196,7 @@ class DispatchWindows:
                 if present is None and failed:
                     pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
             elif following is not None and following.heard_s > following.began_s:
+                # Its task reports, so it has a slot: no shard waits for Spark during the handover.
                 self._make_current(following)
             if not self._stopping.is_set() and group < self._count:
                 if present is None:
@@ -198,11 +205,13 @@ class DispatchWindows:
                     following = self._launch(group)
                 if present is not None and following is None:
                     self._make_current(present)
+            # Once `_stopping` is set, waiting for it returns at once.
             self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
 
     def _launch(self, group: int) -> RunningWindow:
         with self._lock:
             self._number += 1
+            # A successor gets no shards from its launch: its predecessor still owns them.
             is_first = not any(window.group == group for window in self._running.values())
             window = Window(
                 run=self.run,
@@ -214,6 +223,7 @@ class DispatchWindows:
                 length_s=2 * self._window_s,
             )
             running = self._running[window.number] = RunningWindow(window.number, group)
+        # A thread for each job: its group and its scheduler pool are properties of the thread.
         name = f"window-{window.number}"
         Thread(target=self._run_job, args=(window, running), name=name, daemon=True).start()
         return running
@@ -225,6 +235,7 @@ class DispatchWindows:
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
             task = numbered(self.session, 1).mapInArrow(window, REPORT)
             found = reports(task.collect())
+            # Spark's second attempt at a task returns nothing.
             if not found:
                 raise WindowLost("its Python worker or its executor ended")
             [running.last] = found
@@ -245,6 +256,7 @@ class DispatchWindows:
                 window.count(window.last, self.metrics)
             ended_ms = window.last["at_ms"] if window.last else int(time.time() * 1000)
             self._given_up[window.group] = window.number, ended_ms
+            # Counts nothing again, and removes the gauges that the task showed.
             self.metrics.absorb(window.counted._replace(gauges=()), window.counted)
             for other in self._running.values():
                 if other is not window:  # it may show the same shards
