@@ -103,7 +103,6 @@ class Caretaker:
                 if journal.binding(binding.group) != binding:
                     owner.recover(ForeignIndex(f"{owner.shard}: its topic was created again"))
                     return
-                # None if nothing is pending: the mark is then the next offset to be written.
                 written_ms = journal.written_ms(mark.requests)
             self.metrics.low_water(owner.shard, mark, now_ms if written_ms is None else written_ms)
             self._trimmer.trim(owner.shard, mark, now_ms)

@@ -57,7 +57,6 @@ class HiddenRecords:
                 # The readable end moved: another transaction hides the records now.
                 self._since[shard] = readable, since_s if at == readable else now_s
                 held_s = now_s - self._since[shard][1]
-            # The readable end was read later, and may be beyond the written one.
             count = max(0, written - readable)
             self.metrics.show(shard, hidden_records=count, hidden_seconds=held_s)
             self._warn(shard, readable, count, held_s)

@@ -119,10 +119,9 @@ class PromotionJob:
         self._stopping = Event()
 
     def add_to(self, scheduler: BackgroundScheduler) -> None:
-        """Promote soon, then four times within the horizon or the renewal age, and at least hourly."""
+        """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
         horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
         within_s = min(horizon_s, self.settings.renew_after_ms / 1000)
-        # Four times, so that requests are promoted in time although a run fails.
         every_s = min(LONGEST_PAUSE_S, within_s / 4)
         soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
         scheduler.add_job(self._run, "interval", seconds=every_s, next_run_time=soon, id="promote")

@@ -25,12 +25,10 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.engine.shard_owner")
 
-# A shard that opens, but must recover again within seconds, pauses longer each time, up to this.
 SHORT_RUN_S = 5.0
-LONGEST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 10.0  # between openings, if a shard must recover again within SHORT_RUN_S
 
-# Shortest time between two ticks that were not full: however small, a transaction costs about 3 ms
-# of processor here and 3 ms in the broker.
+# However small, a transaction costs about 3 ms of processor here and 3 ms in the broker.
 GATHER_S = 0.012
 
 
@@ -108,17 +106,14 @@ class ShardOwner:
         session = self._session
         if session is None or not self.is_open:
             return None
-        # A walk counts only within the opening in which it began.
         return self._mark_handover.walk_and_wait(
             session, walk_s, lambda pause_s: stopping.wait(pause_s) or self._session is not session
         )
 
     def poll(self) -> None:
-        """Look at the index now."""
         self._wake.set()
 
     def recover(self, reason: Exception) -> None:
-        """Stop work on the shard, and recover."""
         self._recovery_reason = reason
         self._wake.set()
 
@@ -133,15 +128,13 @@ class ShardOwner:
             return False  # the batch is read again once the shard has been reopened
         position = session.index.positions.requests
         if position < batch.start:
-            # An earlier batch was not stored, and this one would leave a gap: read from there.
-            self.opened(self, position)
+            self.opened(self, position)  # something before it was not stored: read from there again
             return False
         try:
             taken = session.intake.store(batch, self.clock.latest_ms(), while_busy)
             self._record_taken(session, taken)
         except RecoveryRequired as reason:
-            # Otherwise the owner's thread has recovered since, and the new session is sound.
-            if self._session is session:
+            if self._session is session:  # otherwise the shard has been recovered since
                 self.recover(reason)
             return False
         return True
@@ -168,11 +161,10 @@ class ShardOwner:
         return taken
 
     def _run(self) -> None:
-        # `stop` interrupts the backoff: a stop takes less than five seconds.
         retrying = Retrying(
             wait=wait_random_exponential(multiplier=0.1, max=10),
             stop=stop_when_event_set(self._stopping),
-            sleep=sleep_using_event(self._stopping),
+            sleep=sleep_using_event(self._stopping),  # a stop must not wait for the backoff
             reraise=True,
         )
         short_runs = 0
@@ -180,8 +172,7 @@ class ShardOwner:
             began, makes_progress = time.monotonic(), False
             try:
                 retrying(self._open)
-                # Again, because a run is measured without its opening: a rebuild takes minutes.
-                began = time.monotonic()
+                began = time.monotonic()  # a run is measured without its opening, which may be long
                 self._dispatch_until_recovery()
             except Exception as reason:
                 makes_progress = isinstance(reason, Refused)  # what was refused is out of the way
@@ -210,8 +201,7 @@ class ShardOwner:
                 raise RecoveryRequired(f"{self.shard}: released while it was being opened")
             try:
                 self._tick(session)  # a shard that cannot deliver is not open
-            except Refused as refused:
-                # The refused requests are out of the way: it opens again without a pause.
+            except Refused as refused:  # now out of the way: it opens again without a pause
                 self._recovery_reason = refused
         except Exception as reason:
             self._log_failure(reason)
@@ -239,8 +229,7 @@ class ShardOwner:
                 raise self._recovery_reason
             began = time.monotonic()
             did = self._tick(session)
-            # Between two ticks: only this thread may use the producer.
-            self._mark_handover.write(session)
+            self._mark_handover.write(session)  # only this thread may use the producer
             if not did.is_full:
                 self._wait(session.clock, did, began)
 
@@ -298,8 +287,7 @@ class ShardOwner:
             logger.exception("%s: unexpected error; recovering", self.shard)
 
     def _close_session(self) -> None:
-        # Taken away first: other threads must not use parts that are being closed.
-        session, self._session = self._session, None
+        session, self._session = self._session, None  # first: others must not use closed parts
         was_open, self.is_open = self.is_open, False
         self._mark_handover.cancel()
         if was_open:

@@ -81,7 +81,7 @@ class MarkHandover:
         if self._walked is None:
             return
         (walked_in, positions, lowest, written), self._walked = self._walked, None
-        # A walk of an earlier opening says nothing about this one.
+        # A walk counts only within the opening in which it began.
         if walked_in is session and written.set_running_or_notify_cancel():
             try:
                 written.set_result(session.low_water.write(positions, lowest))

@@ -43,7 +43,7 @@ class BatchSize:
         """Note that the batch planned last has been worked on."""
         took_s = max(0.001, time.monotonic() - self._began_s)
         is_full = self._planned >= self._limit
-        # Fixed costs dominate a small batch: it says nothing of the rate, unless it took too long.
+        # Fixed costs dominate a small batch: its rate counts only if it took too long.
         if self._planned and (is_full or took_s > LONG_S):
             per_s = min(GROWTH * self._per_s, self._planned / took_s)
             self._per_s = max(LEAST_PER_S, per_s)
@@ -63,7 +63,6 @@ def _share(counts: Sequence[int], most: int) -> int:
     for place, count in enumerate(counts):
         share = left // (len(counts) - place)
         if count > share:
-            # Every partition moves, however small the limit is.
             return max(1, share)
         left -= count
     return max(counts, default=0)

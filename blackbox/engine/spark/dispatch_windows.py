@@ -28,12 +28,10 @@ from blackbox.spark.task_io import REPORT, reports
 
 logger = logging.getLogger("blackbox.spark.dispatch")
 
-# A job for each check of the index would cost 0.3 s of lateness. Windows end all the same, so that
-# load moves to new executors.
+# Windows end so that load moves to new executors; a job for each check would add 0.3 s of lateness.
 WINDOW_S = 600.0
 WINDOW_SETTING = "spark.blackbox.window.seconds"
-# How old a task's last report may be for its shards to count as open; it reports every second.
-FRESH_S = 5.0
+FRESH_S = 5.0  # how old a task's last report may be for its shards to count as open
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -73,8 +71,7 @@ class DispatchWindows:
         self._running: dict[int, RunningWindow] = {}
         self._keepers: dict[int, Thread] = {}
         self._lock = Lock()
-        # A Bus is not safe for two threads, and the lease is renewed by several.
-        self._bus_lock = Lock()
+        self._bus_lock = Lock()  # a Bus is not safe for two threads; several renew the lease
         self._stopping = Event()
         self._listening = Thread(target=self._listen, name="reports", daemon=True)
 
@@ -101,8 +98,7 @@ class DispatchWindows:
         with self._lock:
             lease = {
                 str(group): [
-                    # 0 without a current window: the group's tasks have higher numbers, and wait.
-                    self._current.get(group, 0),
+                    self._current.get(group, 0),  # 0: its tasks have higher numbers, and wait
                     [list(shard) for shard in sorted(self._shards_of(group))],
                 ]
                 for group in range(self._count)
@@ -137,14 +133,13 @@ class DispatchWindows:
 
     def stuck(self) -> set[Shard]:
         """The shards whose task reports them as stuck, or has not reported for a minute."""
-        # Only current windows: a successor may wait long for a slot, and owns nothing before.
         long_ago_s = time.monotonic() - STUCK_S
         with self._lock:
             silent = {
                 shard
                 for window in self._running.values()
                 if max(window.heard_s, window.began_s) < long_ago_s
-                and self._current.get(window.group) == window.number
+                and self._current.get(window.group) == window.number  # others may wait for a slot
                 for shard in self._shards_of(window.group)
             }
         return silent | {shard for window in self._fresh() for shard in window.stuck}
@@ -152,8 +147,7 @@ class DispatchWindows:
     def stop(self, timeout_s: float) -> None:
         """Let every task finish its ticks and end; cancel those that take longer, or cannot be notified."""
         self._stopping.set()
-        # A lease without groups ends every task.
-        can_hear = self.assign((), 0)
+        can_hear = self.assign((), 0)  # a lease without groups ends every task
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
@@ -196,8 +190,7 @@ class DispatchWindows:
                 if present is None and failed:
                     pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
             elif following is not None and following.heard_s > following.began_s:
-                # Its task reports, so it has a slot: no shard waits for Spark during the handover.
-                self._make_current(following)
+                self._make_current(following)  # it has a slot: no shard waits for Spark
             if not self._stopping.is_set() and group < self._count:
                 if present is None:
                     present = self._launch(group)
@@ -235,8 +228,7 @@ class DispatchWindows:
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
             task = numbered(self.session, 1).mapInArrow(window, REPORT)
             found = reports(task.collect())
-            # Spark's second attempt at a task returns nothing.
-            if not found:
+            if not found:  # Spark's second attempt at a task returns nothing
                 raise WindowLost("its Python worker or its executor ended")
             [running.last] = found
         except Exception as failure:

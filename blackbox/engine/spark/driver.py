@@ -116,7 +116,6 @@ class SparkEngine:
             self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
             self._promotion.add_to(self._scheduler)
         if self.only != "dispatch":
-            # Intake gets the other half of the slots, so that neither half can starve the other.
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self.metrics, self._run,
                 has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,

@@ -34,8 +34,7 @@ logger = logging.getLogger("blackbox.spark.intake")
 BATCH_RECORDS = 500_000
 
 LOOK_S = 0.1
-# Shards come one by one, and a query takes a second to start.
-SETTLE_S = 0.3
+SETTLE_S = 0.3  # shards come one by one, and a query takes a second to start
 # Shards are asked about in parallel, so that a silent node of Redis delays few others.
 ASKED_AT_ONCE = 8
 # How often the shards that are not read are tried while others are read.
@@ -229,7 +228,6 @@ class IntakeStream:
         self._assigned = frozenset(starts)
         self._is_ending = False
         self.session.sparkContext.setLocalProperty("spark.scheduler.pool", "intake")
-        # A new checkpoint for each query: the positions in Redis decide where reading starts.
         with closing(Checkpoint()) as checkpoint:
             ranges = (
                 self.session.readStream.format(FORMAT)

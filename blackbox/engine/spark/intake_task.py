@@ -121,8 +121,7 @@ class _Intakes:
             if not next_one:
                 try:
                     next_one.extend(islice(coming, 1))
-                # Raised later: it must not fail the store that is in progress.
-                except Exception as failure:
+                except Exception as failure:  # it must not fail the store in progress
                     next_one.append(failure)
 
         read_ahead()
@@ -133,8 +132,7 @@ class _Intakes:
             shard, batch = found
             so_far = done.setdefault(shard, Stored(shard, NOTHING_TAKEN, batch.start))
             if so_far.problem is not None:
-                # This would leave a gap: the next batch, or recovery, reads on from the position.
-                pass
+                pass  # it would leave a gap: the next batch reads on from the position
             elif isinstance(batch, _Unread):
                 done[shard] = _stopped_by(so_far, batch.why)
             else:
@@ -183,7 +181,6 @@ class _Intakes:
             self._announce(shard, taken)
             return so_far._replace(taken=_sum(so_far.taken, taken), position=position)
         except (RecoveryRequired, IndexFull) as reason:
-            # The index remembers positions that may no longer be true.
             self._drop(shard)
             return _stopped_by(so_far, reason)
 
@@ -194,8 +191,7 @@ class _Intakes:
         index, intake = self._open_shard(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
-        # Redis was rolled back, or an earlier batch was not stored: Kafka has the missing records.
-        except PositionsMoved:
+        except PositionsMoved:  # Redis was rolled back, or an earlier batch was not stored
             before = self._read_up_to(parsed.start, shard, index, intake)
             taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
         return taken, index.positions.requests

@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader):
         return for_spark(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        # A query's first batch has a row for each partition, even without records: it warms all up.
+        # A query's first batch has a row per partition, also without records: all gets warm.
         also_empty = start == end
         begins = from_spark(start)
         ranges = [
