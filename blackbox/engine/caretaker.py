@@ -22,23 +22,19 @@ from blackbox.records.errors import ForeignIndex, RecoveryRequired
 logger = logging.getLogger("blackbox.core.low_water")
 
 FIRST_WALK_AFTER_S = 60.0
+# The first wait is at most this share of the interval: a process that restarts often trims, too.
 FIRST_SHARE = 0.1
-"""The wait after a start, or this share of the interval if shorter: a process restarted often trims too."""
 
+# The walks of all shards are spread over this share of the interval, to keep the load low.
 WALKED_SHARE = 0.9
-"""The share of the interval over which the walks over all shards are spread."""
 
+# Requests that callers write to a recreated topic within this time may be delivered twice.
 BINDINGS_CHECKED_EVERY_S = 1.0
-"""How often topic ids are checked. Requests written this soon to a recreated topic may be delivered twice."""
 
 
 @dataclass(eq=False, repr=False)
 class Caretaker:
-    """Walks over each open shard, lets its owner write the low-water mark, and trims the journals.
-
-    Spreads the walks over most of `interval_s`, to keep the load low. A process that lives no longer
-    than that still finishes one walk over each shard.
-    """
+    """Walks over each open shard, lets its owner write the low-water mark, and trims the journals."""
 
     access: KafkaAccess
     metrics: Metrics
@@ -54,6 +50,7 @@ class Caretaker:
         self._stopping = Event()
 
     def start(self) -> None:
+        # The topic ids are checked in a thread of their own, because a walk takes minutes.
         for work in (self._run, self._watch_bindings):
             Thread(target=work, name="caretaker", daemon=True).start()
 
@@ -66,7 +63,7 @@ class Caretaker:
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
             owners = self.owners()
-            # in random order: a process that is cut off begins with another shard next time
+            # In random order: a process that is killed early begins with another shard next time.
             for owner in random.sample(owners, len(owners)):
                 if self._stopping.is_set():
                     return
@@ -74,7 +71,6 @@ class Caretaker:
             wait_s = max(1.0, began + self.interval_s - time.monotonic())
 
     def _watch_bindings(self) -> None:
-        """Check the topic ids, in a thread of its own, as a walk takes minutes."""
         while not self._stopping.wait(BINDINGS_CHECKED_EVERY_S):
             try:
                 self._check_bindings()
@@ -82,19 +78,19 @@ class Caretaker:
                 logger.exception("reading topic ids failed; retrying later")
 
     def _check_bindings(self) -> None:
-        """Let each shard recover whose topic was created again.
-
-        The new topic may grow past the index's position before it is read.
-        """
+        """Let each shard recover whose topic was created again."""
+        # Offsets alone do not show it: the new topic may grow past the position before it is read.
         bound = [(owner, owner.binding) for owner in self.owners()]
         topics = sorted({owner.shard.topic for owner, binding in bound if binding is not None})
         current_ids = self._ids.of(topics)
         for owner, binding in bound:
             topic_id = current_ids.get(owner.shard.topic)
+            # None: the topic is missing, or the brokers do not answer; neither says that it is new.
             if binding is not None and topic_id not in (None, binding.topic_id):
                 owner.recover(ForeignIndex(f"{owner.shard}: its topic was created again"))
 
     def _move_low_water(self, owner: ShardOwner) -> None:
+        # Read before the walk: it takes minutes, and the topic may be created again in that time.
         binding = owner.binding
         walk_s = self.interval_s * WALKED_SHARE / max(1, len(self.owners()))
         try:
@@ -103,7 +99,7 @@ class Caretaker:
                 return
             now_ms = self.clock.earliest_ms()
             with closing(ShardJournal(owner.shard, self.access)) as journal:
-                # the records of another topic must not be removed
+                # DeleteRecords names a topic, not its id: records of a new one must not be removed.
                 if journal.binding(binding.group) != binding:
                     owner.recover(ForeignIndex(f"{owner.shard}: its topic was created again"))
                     return

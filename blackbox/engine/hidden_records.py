@@ -20,11 +20,7 @@ WARN_AFTER_S = 30.0
 
 @dataclass(eq=False, repr=False)
 class HiddenRecords:
-    """Shows hidden records of the shards that this process owns as metrics, and logs those that last.
-
-    One transaction that is open at two looks looks like two that follow each other, unless
-    the readable end has moved between the looks.
-    """
+    """Shows hidden records of the shards that this process owns as metrics, and logs those that last."""
 
     access: KafkaAccess
     metrics: Metrics
@@ -43,10 +39,12 @@ class HiddenRecords:
             return
         topics = self._topics or Topics(self.access.admin())
         written = topics.ends(shards, committed=False)
-        # Asked second, so that a transaction that ended in between is not reported.
+        # Asked second: a transaction that ended in between is not reported.
         readable = topics.ends(shards, committed=True)
-        self._topics = topics if readable else None  # its client may have lost sight of all brokers
-        ours = set(self.shards())  # some may have been lost since
+        # Without an answer, the client may have lost all brokers: the next check replaces it.
+        self._topics = topics if readable else None
+        # Shards may have been lost during the queries; their gauges must not come back.
+        ours = set(self.shards())
         self._note({s: (readable[s], written[s]) for s in ours if s in readable and s in written})
 
     def _note(self, ends: dict[Shard, tuple[int, int]]) -> None:
@@ -56,6 +54,7 @@ class HiddenRecords:
             held_s = 0.0
             if readable < written:
                 at, since_s = before.get(shard, (readable, now_s))
+                # The readable end moved: another transaction hides the records now.
                 self._since[shard] = readable, since_s if at == readable else now_s
                 held_s = now_s - self._since[shard][1]
             count = max(0, written - readable)

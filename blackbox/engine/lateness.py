@@ -15,7 +15,7 @@ LATENESS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 
 class Lateness(Collector):
-    """A histogram of how long after its due time a message could be read; it takes whole batches."""
+    """A histogram of how long after its due time a message could be read."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = Lock()
@@ -30,6 +30,7 @@ class Lateness(Collector):
             self._sum_s += sum(late_s)
             below = 0
             for place, bound in enumerate(LATENESS_S):
+                # Prometheus' buckets include their bound (`le`).
                 upto = bisect_left(late_s, bound + 1e-9)
                 self._counts[place] += upto - below
                 below = upto

@@ -121,9 +121,10 @@ class Report(NamedTuple):
 
 
 class Metrics:
-    """All metrics of a process, in a registry of their own."""
+    """All metrics of a process."""
 
     def __init__(self) -> None:
+        # Not the global registry: two services in one process would share their metrics.
         self.registry = CollectorRegistry()
         self.lateness = Lateness(self.registry)
         self._counters = {
@@ -182,6 +183,7 @@ class Metrics:
         overdue_ms = max(0, at_ms - did.oldest_ms) if did.is_full and did.oldest_ms else 0
         self.show(
             shard,
+            # `did.pending` was counted before the tick removed these.
             pending=did.pending - len(did.due_ms) - sum(did.dead.values()),
             in_doubt=did.in_doubt,
             oldest_overdue_seconds=overdue_ms / 1000,
@@ -201,7 +203,8 @@ class Metrics:
         self._gauges["journal_position"].labels(str(shard), "receipts").set(positions.receipts)
 
     def low_water(self, shard: Shard, mark: Mark, written_ms: int) -> None:
-        """Show the mark, and the age of its first request, written at `written_ms`, as it grows."""
+        """Show the mark, and the age of its first request, written at `written_ms`."""
+        # Calculated at each scrape: the age must grow while no walk succeeds.
         self._gauges["journal_low_water_age_seconds"].labels(str(shard)).set_function(
             lambda: max(0.0, time.time() - written_ms / 1000)
         )
@@ -237,16 +240,15 @@ class Metrics:
         return Report(_samples(self._counters), _samples(self._gauges), self.lateness.totals())
 
     def absorb(self, report: Report, before: Report) -> None:
-        """Add what another process counted since its report `before`, and show what it shows now.
-
-        A value that is less than before was counted by a process that has restarted, and is added whole.
-        """
+        """Add what another process counted since its report `before`, and show what it shows now."""
         counted = {(name, tuple(labels)): value for name, labels, value in before.counters}
         for name, labels, value in report.counters:
+            # Less than before: the process has restarted from zero, so all of it is new.
             earlier = counted.get((name, tuple(labels)), 0.0)
             self._counters[name].labels(*labels).inc(value - earlier if value >= earlier else value)
         for name, labels, value in report.gauges:
             self._gauges[name].labels(*labels).set(value)
+        # A shard that the other process gave up must not stay at its last values.
         shown = {(name, tuple(labels)) for name, labels, _ in report.gauges}
         for name, labels, _ in before.gauges:
             if (name, tuple(labels)) not in shown:
@@ -258,7 +260,9 @@ class Metrics:
 
 
 def _samples(metrics: Mapping[str, Counter] | Mapping[str, Gauge]) -> list[Sample]:
-    """The values of all metrics with labels, without the times at which counters were created."""
+    """The values of all metrics with labels."""
+    # Metrics without labels are the driver's own. prometheus_client adds a sample `_created`, a
+    # time, to each counter: times must not be added up.
     return [
         (name, tuple(sample.labels.values()), sample.value)
         for name, metric in metrics.items()

@@ -17,11 +17,10 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.engine.oscillator")
 
+# The most seconds in one transaction; only a gap after an outage has as many.
 BATCH = 10_000
-"""The most seconds in one transaction, when a gap is filled."""
 
 TURN_CHECKED_EVERY_S = 0.2
-"""How often it is checked whether this process owns the first shard."""
 
 RETRIED_AFTER_S = 1.0
 
@@ -35,8 +34,8 @@ def seconds_to_write(last: int, now_ms: int) -> range:
 class Oscillator:
     """Writes every second once, from `start` to `stop`, while this process owns the first shard.
 
-    That is partition 0 of the request topic that is first by name. Runs in a thread of its own; does
-    nothing without an oscillator topic. `shards` are those that this process owns.
+    That is partition 0 of the request topic that is first by name. Does nothing without an oscillator
+    topic. `shards` are those that this process owns.
     """
 
     settings: Settings
@@ -47,6 +46,7 @@ class Oscillator:
 
     def __post_init__(self) -> None:
         self._topic = self.settings.oscillator_topic
+        # The group gives a shard to one process at a time: this one elects the writer.
         self._first_shard = Shard(min(self.settings.topics), 0)
         self._last: int | None = None
         self._stopping = Event()
@@ -92,15 +92,15 @@ class Oscillator:
             self._stopping.wait(RETRIED_AFTER_S if self._is_ours() else 0)
 
     def _write_while_ours(self, topic: str) -> None:
-        """1. fence the previous writer; 2. read where it ended; 3. go on from there.
-
-        An empty topic begins with the second of the first attempt to write it.
-        """
+        # A new one for each attempt: it is unusable after its first error.
         seconds = OscillatorTopic(self.access, topic)
         try:
+            # Fences the previous writer, then reads where that one ended. The state is in the topic
+            # itself, because a position in Redis could be rolled back.
             last = seconds.open()
             logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
             if last is None:
+                # An empty topic begins with the second of the first attempt.
                 last = self._last or self.clock.earliest_ms() // 1000 - 1
             self._last = last
             self.metrics.oscillator_lag(topic, self._lag_s)

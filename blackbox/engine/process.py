@@ -52,6 +52,7 @@ class ProcessEngine:
             self._kafka,
             list(settings.topics),
             settings.instance_id,
+            # Lambdas, because the pool is created later: it needs the membership's `confirm`.
             gained=lambda shard: self._pool.gain(shard),
             lost=lambda shards: self._pool.lose(shards),
         )
@@ -73,6 +74,7 @@ class ProcessEngine:
         )
         self._stopping = Event()
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
+        # A run that is late happens all the same, once, and no job runs twice at a time.
         self._scheduler = BackgroundScheduler(
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
@@ -104,12 +106,15 @@ class ProcessEngine:
         self._scheduler.shutdown(wait=False)
         self._intake.join(STOP_S)
         self._pool.close()
+        # Gives the shards up before it leaves the group, which only then gives them to others.
         self._membership.close()
+        # After the membership: giving up a shard still calls the reader.
         self._reader.close()
         self._oscillator.join()
 
     def is_live(self) -> bool:
         """Whether the threads of this process run; an outage of Kafka or Redis does not make it dead."""
+        # A restart would bring back neither of them, and would interrupt a rebuild.
         return not self._scheduler.running or self._intake.is_alive()
 
     def is_ready(self) -> bool:
@@ -129,14 +134,15 @@ class ProcessEngine:
         return self._pool.why_not_open()
 
     def _take_in(self) -> None:
-        """Store the requests that were read; while Redis is busy with them, read and parse the next."""
         parsed: dict[Shard, Parsed] = {}
 
+        # Called while Redis executes a batch, so that the next one is parsed in the same time.
         def read_ahead() -> None:
             if not parsed:
                 parsed.update(self._read(wait=False))
 
         while not self._stopping.is_set():
+            # A copy, because `read_ahead` fills `parsed` again while these are stored.
             batches = dict(parsed) or self._read(wait=True)
             parsed.clear()
             for shard, batch in batches.items():
@@ -147,6 +153,7 @@ class ProcessEngine:
             batches, lost = self._reader.read(wait=wait)
             for failure in lost:
                 self._pool.recover(failure.shard, failure)
+            # Caps callers' timestamps: by a clock that is behind, requests would become early.
             latest_ms = self._clock.latest_ms()
             admission = self._pool.admission
             return {
@@ -163,6 +170,7 @@ class ProcessEngine:
             logger.warning("%s; retrying", reason)
         except Exception as reason:
             logger.exception("reading requests failed unexpectedly; recovering every shard")
+            # The reader is past these records: each shard reads them again from its position.
             for owner in self._pool.all():
                 owner.recover(reason)
         self._stopping.wait(PAUSE_S)
@@ -184,8 +192,8 @@ class ProcessEngine:
         self._topics.grow_receipts(self._membership.owned())
 
     def _check_every_second(self) -> None:
-        """Once a second: check Redis' clock and memory, and commit the positions for lag monitors."""
         self._monitor.check()
+        # For lag monitors. A recovery without an index learns from it whether receipts are missing.
         self._membership.commit_later(
             {
                 owner.shard: positions.requests

@@ -29,8 +29,8 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.core.promotion")
 
 LONGEST_PAUSE_S = 3600.0
+# The wait after a start: short, because requests may have come near during an outage.
 FIRST_S = 30.0
-"""The wait after a start: short, as requests may already be due for promotion."""
 
 
 class Promoter:
@@ -42,7 +42,6 @@ class Promoter:
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         self._formats = formats(settings)
         self._warned: set[str] = set()
-        """Topics for which an unknown retention was logged."""
 
     def promote(
         self, shard: Shard, now_ms: int, confirm: Callable[[], None] = lambda: None
@@ -80,11 +79,7 @@ class Promoter:
             return self._inspector.cold(shard)
 
     def _renew_after_ms(self, topic: str) -> int:
-        """The age of renewal, ms: at most half of the topic's retention, so that a run may fail.
-
-        If Kafka does not report the retention, the shortest that is allowed is assumed: without a run
-        nothing is promoted.
-        """
+        """The age of renewal, ms."""
         found = Topics(self._access.admin()).describe([topic]).get(topic)
         if found is None:
             raise RecoveryRequired(
@@ -94,8 +89,10 @@ class Promoter:
         if isinstance(found.settings, TopicSettings):
             kept_ms = found.settings.retention_ms
         else:
+            # The shortest that the service accepts: renewed too often rather than too late.
             kept_ms = self._settings.needed_retention_ms(topic)
             self._warn(topic, f"{found.settings}", kept_ms)
+        # Half of the retention: one failed run then loses no request.
         return wanted_ms if kept_ms < 0 else min(wanted_ms, kept_ms // 2)
 
     def _warn(self, topic: str, why: str, kept_ms: int) -> None:
@@ -124,10 +121,7 @@ class PromotionJob:
         self._stopping = Event()
 
     def add_to(self, scheduler: BackgroundScheduler) -> None:
-        """Promote soon, then four times within the horizon or the renewal age, so that one run may fail.
-
-        At least hourly; without a horizon, it counts as an hour.
-        """
+        """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
         horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
         within_s = min(horizon_s, self.settings.renew_after_ms / 1000)
         every_s = min(LONGEST_PAUSE_S, within_s / 4)
@@ -153,6 +147,7 @@ class PromotionJob:
             if self._stopping.is_set() or shard not in self.shards():
                 raise RecoveryRequired(f"{shard}: released during promotion")
 
+        # Shards are promoted one after the other: this one may have been lost while it waited.
         confirm()
         done = self._promoter.promote(shard, self.clock.earliest_ms(), confirm)
         confirm()

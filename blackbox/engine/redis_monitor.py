@@ -17,11 +17,9 @@ from blackbox.records.errors import RecoveryRequired
 logger = logging.getLogger("blackbox.engine.redis_monitor")
 
 RESUME_AT = 0.75
+# After this many checks, a second apart, between the two shares, requests are read all the same:
+# requests that are due in a week may use 80 % until then, and nothing else would be read.
 PATIENT_CHECKS = 10
-"""After so many looks between the two shares, requests are read all the same.
-
-Requests due in a week may use 80 % until then, and nothing else would be read.
-"""
 
 
 @dataclass(eq=False, repr=False)
@@ -50,6 +48,7 @@ class RedisMonitor:
     def check(self) -> None:
         """Look once; a Redis that does not answer is only logged."""
         if self._rules is not None:
+            # Reads the file again if it was changed, also while no request comes.
             self._rules.rules()
             self.metrics.rules_valid.set(self._rules.problem is None)
         try:
@@ -69,6 +68,8 @@ class RedisMonitor:
 
     def pause_intake(self, why: str) -> None:
         """Leave requests in Kafka until Redis has room again."""
+        # Intake's thread calls this too, when Redis refuses a store. `pause` is called under the
+        # lock, so that a `resume` at the same moment cannot overtake it.
         with self._lock:
             if self._is_paused:
                 return
@@ -78,10 +79,11 @@ class RedisMonitor:
         logger.warning("%s", why)
 
     def _memory_used(self) -> float:
-        """The used share of maxmemory; 0 if Redis does not report it: a refused store then pauses intake."""
+        """The used share of maxmemory; 0 if Redis does not report it."""
         try:
             return self._redis.memory_used()
         except NotAnswered:
+            # The user may not run INFO: intake then pauses when Redis refuses a store.
             return 0.0
 
     def _resume_intake(self) -> None:

@@ -36,6 +36,7 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.engine.shard_pool")
 
+# A stop takes less than five seconds in all (docs/guarantees.md).
 STOP_S = 3.0
 STUCK_S = 60.0
 
@@ -73,6 +74,7 @@ class ShardPool:
         self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))
         self._caretaker = Caretaker(
             self.access, self.metrics, self.clock, self.all,
+            # A Spark window may be shorter than the interval, and must walk over each shard, too.
             interval_s=min(settings.trim_interval_s, self.lasts_s), retention_s=settings.retention_s,
         )  # fmt: skip
         self._caretaker.start()
@@ -85,6 +87,7 @@ class ShardPool:
             metrics=self.metrics,
             wake_up=self.settings.wake_up,
             gather_s=self.gather_s,
+            # An idle shard ticks only once per poll interval.
             stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,
             closed=self._closed,
@@ -96,6 +99,8 @@ class ShardPool:
 
     def lose(self, shards: Sequence[Shard]) -> None:
         """Give these shards up after the ticks in flight; returns when it is done, after 3 s at most."""
+        # Removed first: reports of these owners are ignored from now on. They must not stop the
+        # reading of a shard that was gained again.
         with self._lock:
             owners = [self._owners.pop(shard) for shard in shards if shard in self._owners]
         for owner in owners:
@@ -151,6 +156,7 @@ class ShardPool:
         return {name: offsets for name, offsets in found.items() if offsets}
 
     def _opened(self, owner: ShardOwner, offset: int) -> None:
+        # Under the lock, so that a shard that is lost at this moment is not read afterwards.
         with self._lock:
             if self._owners.get(owner.shard) is owner:
                 self.metrics.show(owner.shard, shard_open=True)
@@ -171,13 +177,17 @@ class ShardPool:
         settings, access, shard = self.settings, self.access, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
         clock, once = ShardClock(self.clock), settings.delivery == "exactly-once"
+        # A new producer for each opening: librdkafka has no KIP-890, and a producer that is used
+        # again after a transactional call timed out can lose or tear a transaction.
         writer = ShardWriter(shard, access, exactly_once=once, on_timestamp=clock.observe_kafka)
         has_id = FORMATS[settings.topics[shard.topic]].may_have_caller_id
         journal = ShardJournal(shard, access, may_have_caller_id=has_id)
+        # Single records are looked up here: what is fetched ahead would be thrown away.
         originals = ShardJournal(shard, access, prefetched=1)
         format = self._formats[shard.topic]
         horizon_ms = settings.horizon_ms_of(shard.topic)
         intake = Intake(format, index, horizon_ms, self.admission)
+        # Follow-ups must see records of open transactions, too: these may be committed before ours.
         uncommitted = ShardJournal(shard, access, isolation="read_uncommitted")
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
@@ -186,7 +196,8 @@ class ShardPool:
         def confirm() -> None:
             kept = index.load()
             known = None if kept is None else kept.positions.requests
-            # Not 0 for a lost index: the group's offset tells whether receipts are missing.
+            # Not 0 for a lost index: `confirm` commits this offset to the group, and recovery reads
+            # the group's offset to see whether receipts are missing.
             self.confirm(shard, journal.committed() if known is None else known)
 
         recovery = Recovery(

@@ -54,6 +54,7 @@ class MarkHandover:
 
         `should_stop` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
         """
+        # No mark is written while any request is in doubt (docs/how-it-works.md).
         if session.index.doubtful:
             raise RecoveryRequired(
                 f"{self.shard}: cannot read yet whether some requests were delivered"
@@ -69,6 +70,7 @@ class MarkHandover:
         written: Future[Mark] = Future()
         self._walked = session, walk.positions, walk.lowest, written
         self.wake_owner()
+        # Journals are trimmed below this mark, so the caller must not get it before it is in Kafka.
         try:
             return written.result(WRITTEN_WITHIN_S)
         except (TimeoutError, CancelledError):
@@ -79,6 +81,7 @@ class MarkHandover:
         if self._walked is None:
             return
         (walked_in, positions, lowest, written), self._walked = self._walked, None
+        # A walk counts only within the opening in which it began.
         if walked_in is session and written.set_running_or_notify_cancel():
             try:
                 written.set_result(session.low_water.write(positions, lowest))

@@ -28,8 +28,8 @@ FITS = "it already matches"
 NO_INDEX = "it has no index; nothing to do"
 INTERRUPTED = "an interrupted run had already written the pending requests"
 
+# How many requests are read first to find the last one: control records and compaction leave gaps.
 TAIL = 100
-"""How many requests are read first to find the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,15 @@ class Decide:
     def _without(
         self, shard: Shard, kept: IndexMetadata | None, journal: ShardJournal, requests: Bounds
     ) -> Decision:
-        """Without an index: the last owner's receipts may be of another topic, or of a longer journal."""
+        """For a shard without an index, which Redis lost or which is new."""
         if shard.partition < min(self.count, self.receipts_count):
+            # The last owner's receipts may be of another topic, or of a longer journal.
             try:
                 newest_mark(shard, journal, self.ours.topic_id)
             except Recreated:
                 why, begins = "another topic", requests.start
-            except Shortened as known:  # what was there by then and is left has ended
+            # Requests from before that receipt have ended: its mark was beyond the log's end.
+            except Shortened as known:
                 since = journal.first_request_since(known.known_ms)
                 why, begins = "a journal became shorter", requests.end if since is None else since
             else:
@@ -127,17 +129,17 @@ class Decide:
         requests: Bounds,
         receipts: Bounds,
     ) -> Decision:
-        """For an index of another topic id: its requests are not in the current topic.
-
-        If the current topic has been opened since, its journals say so.
-        """
+        """For an index of another topic id: its requests are not in the current topic."""
         assert kept.binding is not None
         opened = openings(journal, self.ours.topic_id) if self.has_receipts(shard) else []
         for one in opened:
+            # It was committed together with the pending requests of this index.
             if one.rebound == kept.token != "":
                 old = 0 if one.mark is None else one.mark.receipts
                 return Decision(INTERRUPTED, is_emptied=True, old_receipts=old)
         groups = {one.group for one in opened}
+        # Redis was rolled back to before the current topic was opened, which may have been after a
+        # rebind that wrote these requests again.
         is_unknown = bool(groups & {self.ours.group, kept.binding.group})
         is_open = self.has_receipts(shard) and not opened
         why = "an index from before the topic was opened" if is_unknown else "another topic"
@@ -169,9 +171,11 @@ class Decide:
             return self._group(shard, journal, FITS, at)
         by = rebound_by(journal, kept.token)
         if by is None and not is_same and openings(journal, self.ours.topic_id):
+            # Redis was rolled back to before that: the journals know what is pending.
             return Decision("an index from before its receipts topic was opened", is_emptied=True)
         receipts_from, unknown_ms = at.receipts, 0
         if lacks_receipts or (by is not None and by.offset < receipts_from):
+            # The receipts are gone: requests that are due by now may have been delivered.
             receipts_from, unknown_ms = receipts.end, Clock().latest_ms() + CLOCKS_APART_MS
             if by is not None:
                 receipts_from, unknown_ms = by.offset, by.receipt.unknown_ms
@@ -180,7 +184,8 @@ class Decide:
         cuts = cuts_since(journal, receipts_from)
         first = min([lost, *(cut for _, cut in cuts)])
         positions = Positions(min(at.requests, first), receipts_from)
-        explained = [offset for offset, cut in cuts if lost >= cut]  # by earlier runs
+        # By earlier runs. A second cut would void the outcomes since the first one.
+        explained = [offset for offset, cut in cuts if lost >= cut]
         if by is not None and any(offset <= by.offset for offset in explained):
             return Decision(INTERRUPTED, positions=positions, first=first, unknown_ms=unknown_ms)
         barrier = self._barrier(
@@ -220,6 +225,7 @@ class Decide:
         self, shard: Shard, journal: ShardJournal, why: str, positions: Positions
     ) -> Decision:
         """If another group wrote the newest barrier or mark, a barrier of ours goes behind it."""
+        # A shard stays closed while the newest barrier or mark is another group's.
         if self.has_receipts(shard) and foreign_group(journal, self.ours.group, since=0):
             barrier = self._barrier(shard, positions.requests)
             return Decision("another group", barrier, since=positions.receipts)
@@ -253,14 +259,12 @@ class Decide:
 
 
 def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> int | None:
-    """The offset from which on the log has lost what the index had read; None if it has lost nothing.
-
-    What was read is not later than the last record that was read; later records are others.
-    """
+    """The offset from which on the log has lost what the index had read; None if it has lost nothing."""
     tail = kept.tail
     is_shorter, is_replaced = kept.positions.requests > requests.end, is_another(journal, tail)
     if not is_shorter and not is_replaced:
         return None
+    # By the brokers' timestamps: a record later than the last one that was read is a new one.
     since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
     places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
     return min(place for place in places if place is not None)
@@ -276,8 +280,6 @@ def tail_before(journal: ShardJournal, first: int) -> Tail | None:
 
 
 def keep_partitions(former: Collection[int], count: int) -> bool:
-    """Whether requests are written again to their own partition; `former` had an index of another topic.
-
-    If that topic had another number of partitions, the keys of new requests now name other partitions.
-    """
+    """Whether requests are written again to their own partition; `former` had an index of another topic."""
+    # With another number of partitions, the keys of later cancels name other partitions.
     return not former or max(former) + 1 == count

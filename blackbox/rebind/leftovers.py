@@ -1,8 +1,7 @@
 """Leftovers: pending requests of an index whose topic no longer has them, written again in one transaction.
 
 The requests of a topic that was deleted, or of an end that a log lost, are not the ones that have their
-offsets now. The receipt of that transaction names the index: a later run that finds the index again thus
-knows that all of it was written.
+offsets now.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard
 
 AT_ONCE = 1000
 
+# Refusals that a retry does not change; after any other, rebind has to be run again.
 OF_THE_RECORD = {Reason.TOO_LARGE, Reason.REFUSED, Reason.BROKER_ERROR}
-"""Refusals that a retry does not change."""
 
 
 @dataclass(slots=True)
@@ -106,6 +105,7 @@ class Leftovers:
         with _begun(writer):
             for batch in self.batches():
                 self._write_some(writer, batch, done)
+            # Before the commit: after it, the index is emptied, and a missed entry would be lost.
             self._check_all_seen()
         if receipt is None:
             writer.end()
@@ -128,6 +128,7 @@ class Leftovers:
         rank, self._seen = 0, OffsetSet()
         while stored := self.index.stored(rank, self._at_once):
             rank += len(stored)
+            # A frozen earlier owner may postpone entries: they move to a later rank and come again.
             fresh = [(offset, payload) for offset, payload in stored if offset not in self._seen]
             self._seen.add(offset for offset, _ in fresh)
             if batch := {
@@ -150,11 +151,9 @@ class Leftovers:
                 )
 
     def _check_all_seen(self) -> None:
-        """Raise PositionsMoved if an entry was missed.
-
-        A frozen earlier owner may have postponed or removed entries while the ranks were read.
-        """
+        """Raise PositionsMoved if an entry was missed."""
         self.index.due(0, 1)  # raises PositionsMoved
+        # Removals by a frozen owner move entries to a lower rank, behind the reader.
         rank = 0
         while found := self.index.pending(rank, AT_ONCE):
             rank += len(found)
@@ -164,14 +163,12 @@ class Leftovers:
                 )
 
     def _left(self, there: Mapping[int, Entry]) -> dict[int, Entry]:
+        # These records of callers are later than the request. Written again, it would end them.
         ends = self.newer.ends
         return {o: entry for o, entry in there.items() if not ends(self._shard, o, entry)}
 
     def _send(self, writer: ShardWriter, batch: Mapping[int, Entry]) -> None:
-        """Send a batch. With exactly-once delivery raises Refused; without, sends what is refused once more.
-
-        A record that is refused alone is sent in another form.
-        """
+        """Send a batch. With exactly-once delivery raises Refused; without, sends what is refused once more."""
         failed: dict[int, Refusal] = {}
         nowhere: Places = {}
         for offset, entry in batch.items():
@@ -181,19 +178,18 @@ class Leftovers:
         if failed and self.exactly_once:
             writer.abort()
             raise Refused(failed)
+        # Without a transaction, accepted records stay: refused ones are sent again, each alone.
         if len(batch) == 1 and failed:
             self._note(failed)
         for offset in failed:
             self._send(writer, {offset: batch[offset]})
 
     def _find_refused(self, writer: ShardWriter) -> bool:
-        """Find the records that Kafka refuses, in aborted transactions: it refuses their neighbours as well.
-
-        Returns whether one was found.
-        """
+        """Find the records that Kafka refuses, in aborted transactions; returns whether one was found."""
         known = len(self._refused) + self._refusals.total()
         for batch in self.batches():
             left = self._left(batch)
+            # Kafka refuses the neighbours of a record in a batch as well: try each alone.
             if self._is_refused(writer, left):
                 for offset, entry in left.items():
                     while self._is_refused(writer, {offset: entry}):
@@ -212,9 +208,9 @@ class Leftovers:
         return False
 
     def _note(self, refused: Mapping[int, Refusal]) -> None:
-        """Turn a record that is refused alone into a dead letter, in a smaller form if that is refused too."""
         self._check_refusals(refused)
         for offset, (reason, detail) in refused.items():
+            # The first refusal makes it a dead letter, each further one a smaller dead letter.
             self._refusals[offset] += offset in self._refused
             if self._refusals[offset] == FORMS:
                 raise RecoveryRequired(f"{self._shard}: not all records were written: {detail}")
@@ -264,7 +260,8 @@ class Leftovers:
 
 @contextmanager
 def _begun(writer: ShardWriter) -> Iterator[None]:
-    """A transaction that is aborted when something in it fails: left open, it would hold up its readers."""
+    """A transaction that is aborted when something in it fails."""
+    # Left open, it would hold up read_committed readers of its partitions for up to 15 minutes.
     writer.begin()
     try:
         yield

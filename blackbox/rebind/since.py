@@ -21,26 +21,20 @@ from blackbox.records.request import Cancel, Shard, offset_in, request_id
 
 
 class Newer(NamedTuple):
-    """Caller ids under which there are later records, and ids of requests that were cancelled since.
-
-    A topic that was created again repeats ids: the cancel of a new request does not end a leftover of the
-    same id.
-    """
+    """Caller ids under which there are later records, and ids of requests that were cancelled since."""
 
     caller_ids: set[str]
     cancelled: set[str]
 
     def ends(self, shard: Shard, offset: int, entry: Entry) -> bool:
+        # A carried request keeps the id of the record that its caller wrote.
         id = request_id(shard, offset if entry.origin is None else entry.origin)
         return entry.caller_id in self.caller_ids or id in self.cancelled
 
 
 @dataclass(eq=False, repr=False)
 class WrittenSince:
-    """What callers have written to a request topic; `before` has its bounds at the beginning of the run.
-
-    These requests and cancels are later than what is written again, which would otherwise end them.
-    """
+    """What callers have written to a request topic; `before` has its bounds at the beginning of the run."""
 
     topic: str
     format: Format
@@ -59,6 +53,7 @@ class WrittenSince:
     def _newer(self, partition: int, first: int) -> Newer:
         if partition not in self._known:
             newer = self._known[partition] = Newer(set(), set())
+            # Up to where the run began: behind it are requests that the run itself writes.
             start, end = self.before[partition]
             shard, requests = Shard(self.topic, partition), OffsetSet()
             for batch in self.journal(partition).requests(max(first, start), end):
@@ -68,6 +63,7 @@ class WrittenSince:
                     if not isinstance(change, Cancel):
                         requests.add([offset])
                     elif change.id is not None:
+                        # A new topic repeats ids: this may cancel a new request, not a leftover.
                         named = offset_in(shard, change.id)
                         if named is not None and named not in requests:
                             newer.cancelled.add(change.id)

@@ -43,21 +43,19 @@ from blackbox.records.receipt import without_void
 from blackbox.records.request import Shard
 
 LARGEST_BYTES = "1000000000"
+# The longest transaction that a broker allows by default (transaction.max.timeout.ms).
 LONGEST_MS = "900000"
-"""The longest transaction that a broker allows by default."""
 
 TRY_FOR_S = 60
+# An open transaction of a killed owner of another group hides receipts for its timeout of 20 s, and
+# until the broker looks for expired ones, every 10 s. A read gives up after 15 s.
 patiently = Retrying(
     retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
     stop=stop_after_attempt(3),
     reraise=True,
 )
-"""Retries reads of receipts, which an open transaction of a killed owner of another group hides.
 
-It stays open for its timeout of 20 s, and until the broker looks for expired ones, every 10 s. A read
-gives up after 15 s.
-"""
-
+# Decides a shard again when another run, or a service that tried to open it, was there first.
 again = Retrying(
     retry=retry_if_exception_type((Fenced, JournalLost, PositionsMoved))
     & retry_if_not_exception_type(NotAllowed),
@@ -65,7 +63,6 @@ again = Retrying(
     stop=stop_after_delay(TRY_FOR_S),
     reraise=True,
 )
-"""Decides a shard again when another run, or a service that tried to open it, was there first."""
 
 Pending = Literal["deliver", "drop"]
 
@@ -111,7 +108,7 @@ class _TopicRebind:
             )
         self._count, self._receipts_count = found[topic], found[receipts]
         self._access = access
-        # Kafka accepted records that callers' clients had compressed, however large they are uncompressed.
+        # Kafka accepts records that clients compress, however large they are uncompressed.
         largest = {"message.max.bytes": LARGEST_BYTES, "transaction.timeout.ms": LONGEST_MS}
         self._large = replace(access, settings=largest | dict(access.settings))
         self._topic = topic
@@ -129,10 +126,7 @@ class _TopicRebind:
         self._since = WrittenSince(topic, formats(settings)[topic], {}, self._journal)
 
     def shards(self) -> list[Rebound]:
-        """Rebind each partition that exists, then each former one that has an index, the last one first.
-
-        So a run that is interrupted leaves no gap at which the next one would stop looking.
-        """
+        """Rebind each partition that exists, then each former one that has an index, the last one first."""
         indexes: list[ShardIndex] = []
         former: list[int] = []
         for partition in count_on():
@@ -141,6 +135,7 @@ class _TopicRebind:
             )
             self._ending.callback(index.close)
             kept = index.load()
+            # Nothing says how many partitions a former topic had: the first gap ends the look.
             if kept is None and partition >= max(self._count, self._receipts_count):
                 break
             if kept is not None or partition < self._count:
@@ -148,9 +143,11 @@ class _TopicRebind:
             if kept and kept.binding and kept.binding.topic_id != self._ours.topic_id:
                 former.append(partition)
         self._keeps_partitions = keep_partitions(former, self._count)
+        # Before `settled_bounds`, which waits for open transactions.
         for index in indexes:
             self._end_open_transaction(index)
         self._since.before = {p: self._journal(p).settled_bounds() for p in range(self._count)}
+        # The last former partition first: an interrupted run leaves no gap that hides the others.
         there, gone = indexes[: self._count], indexes[self._count :]
         return [self.rebind(index) for index in [*there, *reversed(gone)]]
 
@@ -158,7 +155,9 @@ class _TopicRebind:
         return again(self._rebind, index)
 
     def _end_open_transaction(self, index: ShardIndex) -> None:
-        """End the open transaction of a killed run, which would hide what is written for 15 minutes."""
+        """End the open transaction of a killed run."""
+        # It would hide later records for up to 15 minutes. Shards that fit are left alone, because
+        # opening a writer fences their owner.
         kept, there = index.load(), index.shard.partition < self._count
         journal = self._journal(index.shard.partition)
         if kept is None or (
@@ -176,6 +175,7 @@ class _TopicRebind:
             return Rebound(index.shard, decision.why)
         with closing(self._writer(index.shard)) as writer:
             writer.open()
+            # Decided again behind the fence: an owner may have written since the first time.
             return self._carry_out(index, patiently(self._decide, index), writer)
 
     def _decide(self, index: ShardIndex) -> Decision:
@@ -191,6 +191,7 @@ class _TopicRebind:
             old_receipts = self._write_again(index, decision, decision.gone, writer, done)
         elif decision.barrier is not None:
             old_receipts = self._write_barrier(index.shard, decision, writer)
+        # Before the index changes: if the topic was created again, only the index has the requests.
         self._check_topic(index.shard)
         if decision.is_emptied:
             index.discard()
@@ -202,17 +203,14 @@ class _TopicRebind:
                 journal = self._journal(index.shard.partition)
                 tail = tail_before(journal, decision.positions.requests)
             index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)
-        # These receipts are of an earlier topic: they name other requests under the ids of current ones. A mark
-        # is behind them; without it, outcomes would be unknown once they are removed.
+        # Receipts of an earlier topic name other requests under the ids of current ones. A mark is
+        # behind them; without it, outcomes would be unknown once they are removed.
         if old_receipts:
             self._trimmer.remove_receipts(index.shard, old_receipts)
         return done
 
     def _check_topic(self, shard: Shard) -> None:
-        """Raise RecoveryRequired if the topic was created again in between.
-
-        What was written is then gone with it, and only the index has it.
-        """
+        """Raise RecoveryRequired if the topic was created again in between."""
         if self._journal(shard.partition).binding(self._ours.group).topic_id != self._ours.topic_id:
             raise RecoveryRequired(
                 f"{shard}: its topic was deleted and created again in the meantime; run blackbox "
@@ -251,22 +249,22 @@ class _TopicRebind:
     def _take_over(
         self, shard: Shard, decision: Decision, gone: Gone, writer: ShardWriter
     ) -> Outcomes:
-        """The outcomes of the requests that are gone, by receipts; those behind a cut do not name them.
-
-        Writes a barrier first, as the last receipt may name messages that do not exist.
-        """
+        """The outcomes of the requests that are gone, by receipts."""
         outcomes = Outcomes()
         if decision.barrier is None or (gone.since is None and not decision.is_emptied):
             return outcomes
         journal = self._journal(shard.partition)
         since = decision.since if gone.since is None else gone.since
+        # Cut and index are named by the barrier that is committed with the requests.
         first = replace(decision.barrier, cut=(), rebound="")
         if gone.is_open:
             first = replace(first, topic_id=gone.topic_id)
         end = journal.receipt_bounds().end
+        # The last receipt may name messages that do not exist: the barrier declares these void.
         position, _ = commit_barrier(shard, journal, writer, first, since, end)
         receipts = journal.receipts(since, position) if gone.since is not None else iter(())
         for _, receipt in without_void(receipts):
+            # Receipts behind a cut, or of the current topic, name other requests.
             if receipt.cut or receipt.topic_id not in ("", gone.topic_id):
                 break
             outcomes.add(receipt)
@@ -285,7 +283,8 @@ class _TopicRebind:
 
     def _take_off(self, index: ShardIndex, first: int) -> None:
         """Remove the requests that are gone from an index that is kept."""
-        while there := self._from(index, first):  # another run may do the same, and move ranks
+        # Until nothing is found: another run may do the same, and move ranks.
+        while there := self._from(index, first):
             settle(index, there, index.positions.receipts)
 
     def _from(self, index: ShardIndex, first: int) -> list[int]:

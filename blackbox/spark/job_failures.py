@@ -20,6 +20,8 @@ def cause_in(text: str) -> str:
         for line in lines
         if line.startswith("Caused by:") or line.partition(":")[0].endswith(("Error", "Exception"))
     ]
+    # A task's error is one of many lines of Python and Java stack traces.
     doubts = [line for line in lines if line.startswith("blackbox.records.errors.")]
+    # Java and Python both print the root cause last.
     chosen = next(iter([*doubts[-1:], *causes[-1:], *lines[:1]]), "")
     return chosen.removeprefix("Caused by: ")

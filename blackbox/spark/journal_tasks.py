@@ -62,6 +62,7 @@ class RequestRows:
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
         formats_by_topic = formats(self.settings)
+        # Parsed as the service would now: timestamps that callers set are capped at this time.
         latest_ms = time.time_ns() // 1_000_000
         for chunk in read:
             parse = formats_by_topic[chunk.range.topic].parse
@@ -75,10 +76,9 @@ class RequestRows:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRows:
-    """Reads the ranges of receipts whose numbers it gets as rows.
+    """Reads the ranges of receipts whose numbers it gets as rows, without records that are not receipts.
 
-    Skips records that are not receipts. Raises RecoveryRequired, naming the place, for a receipt of
-    another version.
+    Raises RecoveryRequired, naming the place, for a receipt of another version.
     """
 
     access: KafkaAccess
@@ -95,7 +95,6 @@ class OutcomeRows:
 def read_numbered_ranges(
     access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Chunk]:
-    """The records of the ranges whose numbers a task was given."""
     return read_ranges(access, [ranges[number] for number in numbers(batches)])
 
 
@@ -120,6 +119,7 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
         if isinstance(ended, Cancel):
             if replaces(record.headers):
                 asked = read(as_request(record), latest_ms)
+            # An invalid replacement ends nothing, so it names no request.
             if asked is ended or isinstance(asked, Request):
                 carries = (offset_in(shard, ended.id or ""), None)
     else:

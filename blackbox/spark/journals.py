@@ -20,8 +20,8 @@ from blackbox.records.request import Shard
 from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows
 from blackbox.spark.spark_session import numbered
 
+# Offsets that one task reads: small enough for progress, large enough to be worth a task.
 PIECE = 250_000
-"""Offsets that one task reads: small enough for progress, large enough to be worth a task."""
 
 SHARD = ["topic", "partition"]
 PLACE = [*SHARD, "offset"]
@@ -57,7 +57,6 @@ Reach = Mapping[JournalKey, Span]
 
 
 def of_table(there: Reach, table: str) -> dict[Shard, Span]:
-    """The spans of one of the two journals, by shard."""
     return {journal.shard: span for journal, span in there.items() if journal.table == table}
 
 
@@ -98,6 +97,7 @@ class JournalTables:
             self.gaps |= {journal: list(gaps) for journal, gaps in self.kept.gaps.items()}
         for journal, there in in_kafka.items():
             before = held.get(journal, Span(there.start, there.start))
+            # The ledger's rows come first: records that both have must not be counted twice.
             self._fresh[journal] = Span(max(there.start, before.end), there.end)
             self.reach[journal] = Span(min(there.start, before.start), there.end)
             if before.end < there.start:
@@ -118,10 +118,7 @@ class JournalTables:
 
 
 def reach(settings: Settings, access: KafkaAccess) -> Reach:
-    """The current span of each journal; receipts are asked first, as a request is older than its receipt.
-
-    A journal that does not exist yet has an empty span. Raises JournalLost when Kafka does not answer.
-    """
+    """The current span of each journal. Raises JournalLost when Kafka does not answer."""
     topics = list(settings.topics)
     counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
@@ -132,8 +129,10 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
             places = {journal: (journal.topic, journal.shard.partition) for journal in journals}
             there = [(topic, p) for topic, p in places.values() if p < counts.get(topic, 0)]
             first, last = ends.first(there), ends.last(there)
+            # A journal that does not exist yet has an empty span.
             return {j: Span(first.get(at, 0), last.get(at, 0)) for j, at in places.items()}
 
+        # Receipts first: each request that they name is older, and so within the span read next.
         outcomes = spans("outcomes")
         return spans("requests") | outcomes
 
@@ -174,6 +173,8 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         .agg(largest("receipt").alias("cut_at"))
     )
     others = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
+    # A cut says that the log lost its end: receipts up to it name requests that are gone, and other
+    # requests have their offsets now.
     is_of_others = (
         (col("topic") == col("cut_topic"))
         & (col("partition") == col("cut_partition"))
@@ -181,6 +182,7 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         & (col("receipt") <= col("cut_at"))
     )
     return (
+        # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
         others.join(broadcast(void), PLACE, "left")
         .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
         .drop("void_at")

@@ -17,10 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 import blackbox
 from blackbox.support.class_archive import using
 
+# How often Spark runs a failing task of a batch before the batch fails.
 TRIES = 4
-"""How often Spark runs a failing task of a batch before the batch fails."""
 
 DEFAULTS = {
+    # Batches of intake must not wait for the long-running tasks of dispatch.
     "spark.scheduler.mode": "FAIR",
     "spark.task.maxFailures": str(TRIES),
     "spark.ui.enabled": "false",
@@ -31,6 +32,7 @@ DEFAULTS = {
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
+    # Each batch and each window is a job, and Spark would remember the last 1,000.
     "spark.sql.ui.retainedExecutions": "10",
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
@@ -41,6 +43,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 JAVA_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ON_THIS_MACHINE = {
     JAVA_OPTIONS: " ".join((*JAVA_FLAGS, *using(Path(pyspark.__file__).parent))),
+    # Nothing outside this machine may reach Spark's ports.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     # Spark generates a secret; without one, every user of this machine reaches its block manager.
@@ -51,7 +54,7 @@ ON_THIS_MACHINE = {
 
 
 def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark, which takes 3 to 6 s; `settings` are the operator's and override ours.
+    """Start Spark; `settings` are the operator's and override ours.
 
     On a cluster this package is sent to the executors; its dependencies must be in their Python
     (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
@@ -60,6 +63,7 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     chosen: dict[str, Any] = own | dict(settings or {})
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Set before the session: otherwise workers use the system's python3.
     os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     builder = SparkSession.builder.master(with_slots(master)).appName("blackbox")
     session: SparkSession = builder.config(map=chosen).getOrCreate()
@@ -78,15 +82,14 @@ def is_local(master: str) -> bool:
 
 
 def with_slots(master: str) -> str:
-    """A local master with enough slots for long-running tasks, which take half of them.
-
-    `local[*]` gets two slots per core, at least four; a failed task of a batch is retried.
-    """
+    """A local master with two slots per core, at least four, for `local[*]`."""
     asked = re.fullmatch(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?", master)
     if asked is None:
         return master
     threads, tries = asked[1] or "*", asked[2] or TRIES
+    # Long-running tasks of dispatch take half of the slots.
     slots = max(4, 2 * (os.cpu_count() or 2)) if threads == "*" else max(2, int(threads))
+    # With a local master, the number of tries is in its name; without one, no task is retried.
     return f"local[{slots},{tries}]"
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from blackbox.support import interpreter
 
+# An object, pickled as Spark pickles tasks and rows.
 REPORT = "report binary"
-"""A task's report to its driver: an object, pickled as Spark pickles tasks and rows."""
 
 _TYPES = {
     "string": pa.string(),
@@ -25,11 +25,12 @@ _TYPES = {
     ),
 }
 
+# Once in each Python worker, which runs many tasks.
 tune_once = cache(interpreter.tune)
 
 
 def numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    """Begin a task: tune the interpreter once, and return the numbers that the task was given."""
+    """Begin a task, and return the numbers that it was given."""
     tune_once()
     return (number for some in batches for number in some.column("id").to_pylist())
 
@@ -53,5 +54,4 @@ def as_reports(found: Iterable[object]) -> Iterator[pa.RecordBatch]:
 
 
 def reports(rows: Iterable[Any]) -> list[Any]:
-    """The objects that tasks reported in these rows."""
     return [pickle.loads(row.report) for row in rows]

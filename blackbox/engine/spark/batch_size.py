@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from blackbox.journal.ends import Offsets
 
+# If about as much waits in each partition: its fixed cost of 130 to 250 ms is then a small share.
 LONG_S = 5.0
-"""Target duration of a batch when about as much waits in each partition: its fixed cost is small then."""
+# If little waits in some and much in others: the former would wait for the latter.
 SHORT_S = 1.0
-"""The same when little waits in some and much in others: the former would wait for the latter."""
+# The ratio up to which two partitions count as having about as much.
 EVEN = 4
-"""The ratio up to which two partitions count as having about as much."""
 
+# Offsets per second, until a batch was measured: the rate of a machine for records of 100 kB.
 FIRST_PER_S = 2_000
-"""Offsets per second, until a batch was measured; about what a machine takes in of records of 100 kB."""
 LEAST_PER_S = 50
 GROWTH = 4
 
@@ -43,6 +43,7 @@ class BatchSize:
         """Note that the batch planned last has been worked on."""
         took_s = max(0.001, time.monotonic() - self._began_s)
         is_full = self._planned >= self._limit
+        # Fixed costs dominate a small batch: its rate counts only if it took too long.
         if self._planned and (is_full or took_s > LONG_S):
             per_s = min(GROWTH * self._per_s, self._planned / took_s)
             self._per_s = max(LEAST_PER_S, per_s)

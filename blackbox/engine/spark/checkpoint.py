@@ -25,7 +25,8 @@ class Checkpoint:
 
 
 def _new() -> tuple[Path, int]:
-    """Create and lock a folder; again if a sweep of another driver came between the two."""
+    """Create and lock a folder."""
+    # A sweep of another driver may come between creating and locking it: then create another.
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
@@ -38,8 +39,9 @@ def _new() -> tuple[Path, int]:
 
 
 def _sweep() -> None:
-    """Remove the folders whose drivers are gone, and their locks with them."""
+    """Remove the folders whose drivers are gone."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        # The kernel releases the lock of a killed driver.
         with suppress(OSError):  # its driver lives, or it is another user's
             lock = _locked(left)
             shutil.rmtree(left, ignore_errors=True)
@@ -48,6 +50,7 @@ def _sweep() -> None:
 
 def _locked(folder: Path) -> int:
     """Open and lock the folder. Raises OSError while another process has it locked."""
+    # O_NOFOLLOW: the folder for temporary files is shared, and another user may place a link there.
     opened = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,15 +27,15 @@ from blackbox.support import interpreter, logs
 logger = logging.getLogger("blackbox.spark.dispatch")
 
 NOTES_AWAITED_S = 0.1
+# Longer than in the process engine: fewer, larger transactions leave intake more of the processor.
 GATHER_S = 0.03
-"""Intake shares the processor: fewer, larger transactions leave it more."""
 
 REPORT_S = 1.0
+# How old the last lease may be for a shard to be opened; the driver repeats it every second.
 LEASE_VALID_S = 3.0
-"""How old the last lease may be for a shard to be opened: a driver repeats it every second."""
 
+# Without a lease for this long, the driver counts as gone, and the task ends.
 ABANDONED_S = 15.0
-"""Without a lease for this long, the driver counts as gone."""
 
 
 def lease_of(run: str) -> str:
@@ -52,11 +52,8 @@ def report_of(run: str) -> str:
 class Window:
     """The parameters of a task: its group, its first shards, and how long it runs at most.
 
-    After about half of that time a successor takes the shards over.
-
     `number` grows with every window of a driver. A task that receives a later number for its group
-    has been replaced, and ends. Spark's own second attempt at a task ends at once, without a report:
-    the driver launches another window, with a number of its own.
+    has been replaced, and ends.
     """
 
     run: str
@@ -70,6 +67,8 @@ class Window:
     def __call__(self, nothing: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in nothing:
             pass
+        # Spark's own second attempt at a task ends without a report: the driver launches another
+        # window, with a number of its own.
         context = TaskContext.get()
         if context is not None and context.attemptNumber() > 0:
             return
@@ -97,6 +96,7 @@ class _WindowRun:
             self._clock,
             confirm=self._confirm,
             gather_s=GATHER_S,
+            # After about half of its time, a successor takes the shards over.
             lasts_s=window.length_s / 2,
         )
         self._shards: frozenset[Shard] = frozenset()
@@ -120,6 +120,7 @@ class _WindowRun:
                 if now - polled_s >= poll_s:
                     polled_s = now
                     self._pool.poll()
+                # Changes are reported at once: readiness and handovers depend on them.
                 has_changed = self._pool.open_shards() != self._reported
                 if has_changed or now - reported_s >= REPORT_S:
                     reported_s = now
@@ -131,6 +132,7 @@ class _WindowRun:
         finally:
             self._pool.close()
             self._pool.lose(list(self._shards))
+            # The result of the task, not a note: a note may be lost, and the last counts with it.
             report = self._report()
             self._bus.close()
             self._listener.close()
@@ -149,12 +151,14 @@ class _WindowRun:
             return
         self._lease_s = time.monotonic()
         number, shards = content.get(str(self._window.group), (None, ()))
+        # None: the driver stops or has fewer groups. Lower: the predecessor still owns the shards.
         if number is None or number > self._window.number:
             self._is_over = True
         elif number == self._window.number:
             self._own_exactly(frozenset(Shard(*shard) for shard in shards))
 
     def _own_exactly(self, shards: frozenset[Shard]) -> None:
+        # Set first: `_confirm` must refuse a shard that is being given up.
         before, self._shards = self._shards, shards
         self._pool.lose(list(before - shards))
         for shard in sorted(shards - before):

@@ -28,10 +28,10 @@ from blackbox.spark.task_io import REPORT, reports
 
 logger = logging.getLogger("blackbox.spark.dispatch")
 
+# Windows end so that load moves to new executors; a job for each check would add 0.3 s of lateness.
 WINDOW_S = 600.0
 WINDOW_SETTING = "spark.blackbox.window.seconds"
-FRESH_S = 5.0
-"""How old a task's last report may be for its shards to count as open."""
+FRESH_S = 5.0  # how old a task's last report may be for its shards to count as open
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -48,8 +48,7 @@ class DispatchWindows:
     """Keeps every assigned shard in the window of some task, until `stop`.
 
     Tasks follow the lease that `renew` repeats: they take and give up shards while they run. A window
-    that has lasted 10 minutes gets a successor, which takes its shards over once its task is running.
-    So load moves to new executors, and no shard waits for Spark.
+    that has lasted 10 minutes gets a successor.
     """
 
     session: SparkSession
@@ -72,7 +71,7 @@ class DispatchWindows:
         self._running: dict[int, RunningWindow] = {}
         self._keepers: dict[int, Thread] = {}
         self._lock = Lock()
-        self._bus_lock = Lock()
+        self._bus_lock = Lock()  # a Bus is not safe for two threads; several renew the lease
         self._stopping = Event()
         self._listening = Thread(target=self._listen, name="reports", daemon=True)
 
@@ -99,7 +98,7 @@ class DispatchWindows:
         with self._lock:
             lease = {
                 str(group): [
-                    self._current.get(group, 0),
+                    self._current.get(group, 0),  # 0: its tasks have higher numbers, and wait
                     [list(shard) for shard in sorted(self._shards_of(group))],
                 ]
                 for group in range(self._count)
@@ -140,7 +139,7 @@ class DispatchWindows:
                 shard
                 for window in self._running.values()
                 if max(window.heard_s, window.began_s) < long_ago_s
-                and self._current.get(window.group) == window.number
+                and self._current.get(window.group) == window.number  # others may wait for a slot
                 for shard in self._shards_of(window.group)
             }
         return silent | {shard for window in self._fresh() for shard in window.stuck}
@@ -148,7 +147,7 @@ class DispatchWindows:
     def stop(self, timeout_s: float) -> None:
         """Let every task finish its ticks and end; cancel those that take longer, or cannot be notified."""
         self._stopping.set()
-        can_hear = self.assign((), 0)
+        can_hear = self.assign((), 0)  # a lease without groups ends every task
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
@@ -161,6 +160,7 @@ class DispatchWindows:
         self._listener.close()
 
     def _shards_of(self, group: int) -> frozenset[Shard]:
+        # By the topic's place as well: partitions 0 of several topics go to different groups.
         return frozenset(
             shard
             for shard in self._shards
@@ -190,7 +190,7 @@ class DispatchWindows:
                 if present is None and failed:
                     pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
             elif following is not None and following.heard_s > following.began_s:
-                self._make_current(following)
+                self._make_current(following)  # it has a slot: no shard waits for Spark
             if not self._stopping.is_set() and group < self._count:
                 if present is None:
                     present = self._launch(group)
@@ -198,11 +198,13 @@ class DispatchWindows:
                     following = self._launch(group)
                 if present is not None and following is None:
                     self._make_current(present)
+            # Once `_stopping` is set, waiting for it returns at once.
             self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
 
     def _launch(self, group: int) -> RunningWindow:
         with self._lock:
             self._number += 1
+            # A successor gets no shards from its launch: its predecessor still owns them.
             is_first = not any(window.group == group for window in self._running.values())
             window = Window(
                 run=self.run,
@@ -214,6 +216,7 @@ class DispatchWindows:
                 length_s=2 * self._window_s,
             )
             running = self._running[window.number] = RunningWindow(window.number, group)
+        # A thread for each job: its group and its scheduler pool are properties of the thread.
         name = f"window-{window.number}"
         Thread(target=self._run_job, args=(window, running), name=name, daemon=True).start()
         return running
@@ -225,7 +228,7 @@ class DispatchWindows:
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
             task = numbered(self.session, 1).mapInArrow(window, REPORT)
             found = reports(task.collect())
-            if not found:
+            if not found:  # Spark's second attempt at a task returns nothing
                 raise WindowLost("its Python worker or its executor ended")
             [running.last] = found
         except Exception as failure:
@@ -245,6 +248,7 @@ class DispatchWindows:
                 window.count(window.last, self.metrics)
             ended_ms = window.last["at_ms"] if window.last else int(time.time() * 1000)
             self._given_up[window.group] = window.number, ended_ms
+            # Counts nothing again, and removes the gauges that the task showed.
             self.metrics.absorb(window.counted._replace(gauges=()), window.counted)
             for other in self._running.values():
                 if other is not window:  # it may show the same shards

@@ -34,6 +34,7 @@ from blackbox.spark.spark_session import start_session
 
 logger = logging.getLogger("blackbox.spark")
 
+# For dispatch, then for intake: a stop takes less than five seconds (docs/guarantees.md).
 STOP_S = 2.5
 
 
@@ -57,6 +58,7 @@ class SparkEngine:
 
     def __post_init__(self) -> None:
         settings, metrics = self.settings, self.metrics
+        # Names this application: notes and caches of workers of an earlier one are ignored.
         self._run = uuid.uuid4().hex[:12]
         self._clock = Clock()
         self._kafka = kafka(settings)
@@ -74,6 +76,7 @@ class SparkEngine:
         self._stream: IntakeStream | None = None
         self._slots = 0
         self._is_stopping = False
+        # Each half needs every shard: in one group, each would get a part of them.
         group = f"{settings.group_id}.intake" if self.only == "intake" else settings.group_id
         self._membership = Membership(
             self._kafka.in_group(group),
@@ -157,7 +160,7 @@ class SparkEngine:
         return True
 
     def is_ready(self) -> bool:
-        """Whether every shard that the group gave to this driver is open, and its requests are being read."""
+        """Whether every shard that the group gave to this driver is open and being read."""
         return self._membership.has_joined and not self.not_open()
 
     def stuck(self) -> list[Shard]:
@@ -188,6 +191,7 @@ class SparkEngine:
         with self._lock:
             self._shards.difference_update(shards)
             self._assign()
+        # The group gives the shards to another member when this returns.
         if self._windows is not None and not self._windows.wait_given_up(shards, STOP_S):
             logger.warning("some shards are still busy; the next owner will fence them")
 
@@ -198,14 +202,13 @@ class SparkEngine:
             self._stream.assign(self._shards)
 
     def _groups(self) -> int:
-        """The number of dispatch tasks: half of Spark's slots, the others are for intake; without it, all."""
+        """The number of dispatch tasks: half of Spark's slots; without intake, all."""
         return self._slots if self.only == "dispatch" else self._slots // 2
 
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
 
     def _check_every_second(self) -> None:
-        """Once a second: check Spark, Redis' clock and memory, and commit the positions for lag monitors."""
         try:
             slots = self._count_slots()
         except EngineFailed as reason:
@@ -235,6 +238,7 @@ class SparkEngine:
         assert self._session is not None
         try:
             context = self._session.sparkContext
+            # The master may have ended the application while the JVM still runs.
             if context._jsc.sc().isStopped():
                 raise EngineFailed(
                     f"Spark's master {self.settings.spark_master} ended this application"

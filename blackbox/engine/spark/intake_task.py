@@ -44,11 +44,11 @@ from blackbox.support import interpreter, logs
 logger = logging.getLogger("blackbox.spark.intake")
 
 CLOCK_S = 1.0
+# All other shards of a batch wait for missing records. If there are more, the next query has them.
 MOST_MISSING = 4000
-"""The most missing offsets that a batch reads again while the others wait; more are for the next query."""
 
+# Two clients in turn wait this long for a silent shard, and so do all other shards of the batch.
 SILENCE_S = 2.5
-"""Half of the time that a batch, and so all other shards, wait for a shard of which Kafka returns nothing."""
 
 
 NOTHING_TAKEN = Taken(0, 0, 0, 0, None)
@@ -81,7 +81,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IntakeTask:
-    """The parameters of a task. `run` names the application, so that workers keep nothing of another."""
+    """The parameters of a task. `run` names the application."""
 
     run: str
     settings: Settings
@@ -112,11 +112,7 @@ class _Intakes:
         self._open_shards: dict[Shard, tuple[ShardIndex, Intake]] = {}
 
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
-        """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next.
-
-        A shard that cannot take a batch is left as it is: the next batch, or recovery, reads on from its
-        position, and finds what is missing in Kafka.
-        """
+        """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next."""
         done: dict[Shard, Stored] = {}
         coming = self._parsed(rows)
         next_one: list[tuple[Shard, Parsed | _Unread] | Exception] = []
@@ -136,7 +132,7 @@ class _Intakes:
             shard, batch = found
             so_far = done.setdefault(shard, Stored(shard, NOTHING_TAKEN, batch.start))
             if so_far.problem is not None:
-                pass  # its first problem stays; the next batch reads on from its position
+                pass  # it would leave a gap: the next batch reads on from the position
             elif isinstance(batch, _Unread):
                 done[shard] = _stopped_by(so_far, batch.why)
             else:
@@ -195,13 +191,13 @@ class _Intakes:
         index, intake = self._open_shard(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
-        except PositionsMoved:
+        except PositionsMoved:  # Redis was rolled back, or an earlier batch was not stored
             before = self._read_up_to(parsed.start, shard, index, intake)
             taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
         return taken, index.positions.requests
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
-        """Read again what is missing before `start`: Redis went back, or an earlier batch was not stored."""
+        """Read again what is missing before `start`."""
         taken = NOTHING_TAKEN
         kept = index.load()
         if kept is None:
@@ -236,6 +232,7 @@ class _Intakes:
 
     def _open_shard(self, shard: Shard) -> tuple[ShardIndex, Intake]:
         if shard not in self._open_shards:
+            # Another process dispatches: this one sees a rollback or a new topic only by these two.
             index = ShardIndex(
                 shard, self._connections, grace_s=self._settings.grace_s,
                 is_behind=partial(self._has_receipt_since, shard),
@@ -266,6 +263,8 @@ class _Intakes:
             held[0].close()
 
 
+# A Python worker runs many tasks, so its connections are kept. It ends after 60 s without a task: a
+# later worker must be able to create all of this again.
 _intakes_of_worker: _Intakes | None = None
 
 
@@ -284,6 +283,7 @@ def _stopped_by(so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
     return so_far._replace(
         problem=str(reason),
         is_full=isinstance(reason, IndexFull),
+        # A lost Redis concerns every shard, so the batch is tried again.
         is_behind=isinstance(reason, RecoveryRequired) and not isinstance(reason, IndexLost),
         is_silent=isinstance(reason, JournalSilent),
     )

@@ -36,15 +36,13 @@ RANGES = StructType(
 )
 """A range to be read: the offsets `start` to `end` - 1 of a partition."""
 
+# How long one plan waits for records. The broker does the waiting, so it costs almost nothing.
 AWAITED_S = 0.5
 
 
 def kafka_source(access: KafkaAccess) -> type[DataSource]:
-    """The format `blackbox-kafka` for these brokers, to be registered with a Spark session.
-
-    The access is an attribute of the class, so that no secret is among the options, which Spark shows
-    in plans and in its web UI.
-    """
+    """The format `blackbox-kafka` for these brokers, to be registered with a Spark session."""
+    # An attribute of the class, not an option: Spark shows options, and so secrets, in its web UI.
     return type("BlackboxKafka", (KafkaSource,), {"access": access})
 
 
@@ -100,7 +98,7 @@ class StreamReader(DataSourceStreamReader):
         return for_spark(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        # A query's first batch, which sets where reading starts, and warms everything up.
+        # A query's first batch has a row per partition, also without records: all gets warm.
         also_empty = start == end
         begins = from_spark(start)
         ranges = [
@@ -122,7 +120,7 @@ class StreamReader(DataSourceStreamReader):
 
     def _next(self, start: Offsets, most: int | None) -> Offsets:
         self._size.batch_done()
-        # Created late: the reader itself is pickled for the tasks, and clients cannot be.
+        # Created late: the reader is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self.access)
         reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
@@ -152,10 +150,7 @@ def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]
 
 
 def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
-    """Pack whole ranges into at most `most_tasks` tasks of similar size.
-
-    The largest task comes first, and in each task the smallest range.
-    """
+    """Pack whole ranges into at most `most_tasks` tasks of similar size."""
     count = min(most_tasks, len(ranges))
     tasks: list[list[Range]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -163,12 +158,14 @@ def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
         lightest = sizes.index(min(sizes))
         tasks[lightest].append(wanted)
         sizes[lightest] += max(1, _size(wanted))
+    # The largest task starts first. In a task, the smallest range goes first: it waits least.
     largest_first = sorted(tasks, key=lambda task: sum(map(_size, task)), reverse=True)
     return [Ranges(tuple(reversed(task))) for task in largest_first]
 
 
 def for_spark(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
     """Offsets in the notation of Spark's Kafka source; equal offsets give equal results."""
+    # Sorted: Spark compares offsets as JSON, and plans no batch if start and end are equal.
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         found.setdefault(topic, {})[str(partition)] = offset

@@ -14,8 +14,8 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.spark.intake")
 
+# Longer than a consumer takes to report how far it has fetched, if there are only aborted records.
 TRY_S = 2.5
-"""Longer than a consumer takes to report how far it has fetched, if there are only aborted records."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
@@ -24,14 +24,14 @@ class _Omission(NamedTuple):
     why: str
     until_s: float
     pause_s: float
+    # False once it is read again. The entry stays, because it says how long the last pause was.
     is_out: bool = True
 
 
 class LeftOut:
     """The shards that are not read until a separate check finds that Kafka returns their records again.
 
-    A shard that comes back and is silent again is checked after twice the time, up to 60 s. Safe for
-    use from two threads at once.
+    Safe for use from two threads at once.
     """
 
     def __init__(self, access: KafkaAccess) -> None:
@@ -48,6 +48,7 @@ class LeftOut:
         with self._lock:
             before = self._omissions.get(shard)
             pause_s = FIRST_PAUSE_S
+            # Silent again soon after its return, which cost a batch 5 s: the pause doubles.
             if before is not None and now < before.until_s + LONGEST_PAUSE_S:
                 pause_s = min(LONGEST_PAUSE_S, 2 * before.pause_s)
             self._omissions[shard] = _Omission(why, now + pause_s, pause_s)

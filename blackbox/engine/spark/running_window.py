@@ -13,7 +13,7 @@ from blackbox.records.request import Shard
 
 @dataclass(slots=True)
 class RunningWindow:
-    """A window, from the launch of its Spark job to its end. `last` is what its task returned."""
+    """A window, from the launch of its Spark job to its end. `last` is the report its task returned."""
 
     number: int
     group: int
@@ -40,6 +40,7 @@ class RunningWindow:
 
     def count(self, report: Mapping[str, Any], metrics: Metrics) -> None:
         """Add what the task counted since its last report."""
+        # Reports have totals, not differences: a lost one loses no counts.
         counted = Report(*report["metrics"])
         metrics.absorb(counted, self.counted)
         self.counted = counted

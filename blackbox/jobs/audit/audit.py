@@ -1,7 +1,4 @@
-"""The audit: check from the journals, the index and the targets that every request has exactly one fate.
-
-Runs beside a live service and changes nothing.
-"""
+"""The audit: reads journals, index and targets, and checks that every request has exactly one fate."""
 
 from __future__ import annotations
 
@@ -43,12 +40,12 @@ from blackbox.spark.journals import JournalTables, Reach, of_table, pieces, reac
 from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
+# A position may be beyond its journal's end for a moment: readers see a transaction's end late.
 PATIENCE_S = 10.0
-"""How long a position may be beyond its journal's end: readers see a transaction's end a little late."""
 PATIENCE_LOOK_S = 0.1
 CLOCKS_APART_MS = 60_000
+# A verdict is held in memory: other exceptions are only counted, and are in the tables.
 MOST_NAMED = 10_000
-"""How many exceptions a verdict names; the others are only counted, and are in the tables."""
 ROWS_A_TASK = 200_000
 
 
@@ -96,7 +93,7 @@ class AuditVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A verdict, and the tables it was made from; the tables are valid until the context ends."""
+    """A verdict, and the tables it was made from; these are valid until the context ends."""
 
     verdict: AuditVerdict
     statuses: DataFrame
@@ -161,6 +158,7 @@ class _Audit:
         outcomes = self._keep(later.outcomes())
         known = marks(self._session, first, journals, later, outcomes, before, after)
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
+        # The first action: everything above is read before the positions are read a last time.
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
@@ -186,11 +184,11 @@ class _Audit:
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
 
     def _tune_spark(self, there: Reach) -> None:
-        """Set the shuffle partitions by the journals' size, and disable automatic broadcast joins."""
         rows = sum(span.end - span.start for span in there.values())
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
         chosen = {
             "spark.sql.shuffle.partitions": str(parts),
+            # Requests and outcomes may be millions of rows: only joins with a hint are broadcast.
             "spark.sql.autoBroadcastJoinThreshold": "-1",
         }
         for name, value in chosen.items():
@@ -209,9 +207,10 @@ class _Audit:
         return {shard: self._inspector.positions(shard) for shard in shards}
 
     def _held(self, shards: tuple[Shard, ...]) -> DataFrame:
-        """All entries, read now and only once: if a part of the table is lost, the audit fails."""
         task = HeldRows(self._settings, shards)
         tasks = numbered(self._session, len(shards) + 1)
+        # Never calculated again, as a second read would show another moment: if a part is lost,
+        # the audit fails.
         return tasks.mapInArrow(task, HELD).localCheckpoint(eager=True)
 
     def _wait_for_journals(self, positions: SeenPositions) -> list[PositionFinding]:
@@ -244,7 +243,7 @@ _EXCEPTIONS = (
 
 
 def _limit_timestamps(asked: DataFrame) -> DataFrame:
-    """The requests with timestamps limited to a minute from now: callers may set them to anything."""
+    # Callers may set timestamps to anything: at most a minute from now counts.
     soon_ms = lit(time.time_ns() // 1_000_000 + CLOCKS_APART_MS)
     return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))
 

@@ -47,7 +47,7 @@ class LatenessCounts(NamedTuple):
 
 
 def by_shard(judged: DataFrame) -> list[dict[str, Any]]:
-    """Per shard: first and last times, and counts other than of states; the first action, so it computes the table."""
+    """Per shard: first and last times, and counts other than of states."""
 
     def counted(condition: Any) -> Any:
         return count(when(condition, lit(1)))
@@ -78,9 +78,11 @@ def totals(rows: DataFrame) -> dict[str, Any]:
     """How many requests are in each state: in total, by caller, by target, and by due hour."""
     hour = (floor(col("due_ms") / lit(3_600_000)) * 3_600_000).alias("hour")
     parts = ("caller", "target", "hour")
+    # One pass for all tables of the verdict.
     grouped = rows.select("state", "caller", "target", hour).groupingSets(
         [["state"], *(["state", part] for part in parts)], "state", *parts
     )
+    # `grouping` tells the requests without a caller from the sum over all callers.
     summed = [is_summed(part).alias(f"no_{part}") for part in parts]
     counted = grouped.agg(count(lit(1)).alias("requests"), *summed).collect()
     states = dict.fromkeys(STATES, 0)
@@ -111,11 +113,13 @@ def series(rows: DataFrame, counts: Sequence[Mapping[str, Any]]) -> dict[str, An
     due_width = even_width_ms(due_last - due_first, BUCKETS)
     is_delivered = col("outcome") == lit("delivered")
     points = {
+        # + 1, as most deliveries are 0 to a few ms late, and 0 has no logarithm.
         "late": when(is_delivered, floor(log10(lateness() + 1) * STEPS_A_DECADE)),
         "asked": floor((col("timestamp_ms") - first) / width),
         "delivered": when(is_delivered, floor((col("outcome_ms") - first) / width)),
         "due": when(col("state") == lit("pending"), floor((col("due_ms") - due_first) / due_width)),
     }
+    # One pass for all plots: each request becomes up to four points.
     counted = array(
         *(
             struct(lit(name).alias("name"), at.cast("long").alias("at"))
@@ -172,6 +176,7 @@ def _lateness(counts: Mapping[int, int], longest_ms: int) -> LatenessCounts | No
             reached += counts[step]
             if reached >= wanted:
                 break
+        # The middle of the step, on the logarithmic scale.
         return min(longest_ms, round(10 ** ((step + 0.5) / STEPS_A_DECADE) - 1))
 
     return LatenessCounts(at_share(0.5), at_share(0.99), longest_ms, dict(sorted(counts.items())))

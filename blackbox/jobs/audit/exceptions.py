@@ -43,6 +43,8 @@ def exceptions(
 
 
 def _pending_throughout() -> Column:
+    # Applied before the positions were read first, and not ended when they were read again: changes
+    # during the audit are not judged.
     return (
         col("kind").isin("request", "invalid")
         & (col("offset") < col("requests_low"))
@@ -53,6 +55,7 @@ def _pending_throughout() -> Column:
 
 
 def _over_throughout() -> Column:
+    # Over already when the positions were read first, so the index must not have it.
     had_outcome = col("receipt") < col("receipts_low")
     keeps_bit = is_true(col("keeps_cold_bit") & col("cold"))
     was_ended = ((col("ended_by") < col("requests_low")) & ~keeps_bit) | is_true(
@@ -61,6 +64,7 @@ def _over_throughout() -> Column:
     is_no_request = (col("offset") < col("requests_low")) & (
         col("kind").isNull() | col("kind").isin("cancel", "void")
     )
+    # Entries beyond the position are wrong, unless Redis was rolled back in between.
     not_read = (col("offset") >= col("requests_high")) & col("steady")
     return any_of(had_outcome, was_ended, is_no_request, not_read)
 
@@ -95,6 +99,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "no-request": (
             is_known()
             & col("receipt").isNotNull()
+            # Requests between the two ends were written during the audit, and not read.
             & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
             & (col("kind").isNull() | (col("kind") == lit("cancel"))),
             _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
@@ -102,6 +107,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "early": (
             (col("outcome") == lit("delivered"))
             & (col("outcome_ms") < col("due_ms"))
+            # A timestamp after the delivery is of a caller's clock that is ahead.
             & (col("timestamp_ms") <= col("outcome_ms")),
             _text("delivered ", col("due_ms") - col("outcome_ms"), " ms before it was due"),
         ),
@@ -142,6 +148,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         ).otherwise(said_early),
     )
     delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
+    # Outside these offsets, retention removed the message, or it came after the target was read.
     is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
     same = reduce(
         and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
@@ -150,6 +157,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         delivered & is_kept & ~any_of(several, same),
         _text("told to be", _at("to_"), ", which has another message or none"),
     )
+    # Its receipt may be among those that are no longer kept.
     has_receipt = (
         is_true(delivered & same)
         | (col("outcomes") > lit(1))

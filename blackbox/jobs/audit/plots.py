@@ -22,6 +22,7 @@ NAME_LENGTH = 22
 
 _STYLE: Any = {
     "svg.fonttype": "none",
+    # A `$` in a caller's name does not begin a formula.
     "text.parse_math": False,
     "font.size": 9.2,
     "axes.titlesize": 9.2,
@@ -32,11 +33,11 @@ _STYLE: Any = {
     "ytick.major.width": 0.6,
     "legend.frameon": False,
 }
+# Placeholders for the page's CSS colours, which differ between light and dark mode.
 _COLOURS = {
     "ink": "#010203", "line": "#010204", "delivered": "#010205", "pending": "#010206",
     "dead": "#010207", "asked": "#010208",
 }  # fmt: skip
-"""Placeholders for the page's CSS colours, which differ between light and dark mode."""
 
 _INK, _LINE = _COLOURS["ink"], _COLOURS["line"]
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
@@ -82,7 +83,6 @@ def lateness(late: LatenessCounts) -> str:
 
 @mpl.rc_context(_STYLE)
 def pending(due: Series) -> str:
-    """A histogram of pending requests by due time."""
     figure = _figure()
     axes = figure.subplots()
     axes.bar(
@@ -96,7 +96,8 @@ def pending(due: Series) -> str:
 
 @mpl.rc_context(_STYLE)
 def throughput(asked: Series, delivered: Series | None) -> str:
-    """Requests and deliveries per second over time, in separate plots: often a burst and a long tail."""
+    """Requests and deliveries per second over time, in separate plots."""
+    # One scale would hide the deliveries: often a burst of requests has a long tail of them.
     shown = {
         name: series
         for name, series in (("asked", asked), ("delivered", delivered))
@@ -174,12 +175,14 @@ def _svg(figure: Figure, about: str) -> str:
         axes.tick_params(color=_LINE, labelcolor=_INK)
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # Equal data give equal bytes: no date, no random ids.
     with mpl.rc_context({"svg.hashsalt": about}), warnings.catch_warnings():
-        # Callers' names may have letters missing in matplotlib's font; the browser renders the text.
+        # matplotlib's font lacks letters of some callers' names; the browser renders the text.
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     drawn = file.getvalue()
     drawn = drawn[drawn.index("<svg") :]
+    # Several plots on one page would repeat ids; without a size, a plot fills its column.
     drawn = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", drawn)
     drawn = re.sub(r' (width|height)="[\d.]+pt"', "", drawn, count=2)
     for name, stands_for in _COLOURS.items():

@@ -65,6 +65,7 @@ def positions_behind(
             ("receipts", one["unapplied"], "outcomes"),
         ):
             position = getattr(before[shard], journal, None)
+            # Records were there at the start, and the position is the same at the end.
             if waiting and position == getattr(last[shard], journal, None):
                 at = (
                     "the shard has no position"
@@ -93,6 +94,7 @@ def marks(
         gaps = journals.gaps.get(requests, [])
         start = Positions(span.start, later.reach[receipts].start)
         pair = [before[shard] or start, after[shard] or start]
+        # Minimum and maximum, not first and last: Redis may be rolled back between the two reads.
         low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
         rows.append(
             (
@@ -128,6 +130,7 @@ def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard
         Shard(row.topic, row.partition): row.first
         for row in outcomes.where(_from(cuts)).groupBy(SHARD).agg(first).collect()
     }
+    # Without any receipt that is kept, nothing is known of outcomes until now.
     now_ms = time.time_ns() // 1_000_000
     return {shard: found.get(shard, now_ms) for shard in cuts}
 

@@ -57,7 +57,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _plots(verdict: AuditVerdict) -> list[tuple[str, str, Markup]]:
-    """Title, description and SVG of each plot; matplotlib has escaped the text in the SVG."""
+    """Title, description and SVG of each plot."""
     drawn: list[tuple[str, str, str]] = []
     if verdict.lateness is not None:
         about = "deliveries by the time from due time to dispatch"
@@ -73,6 +73,7 @@ def _plots(verdict: AuditVerdict) -> list[tuple[str, str, Markup]]:
     if verdict.callers:
         about = "fates of their requests; dead includes expired and invalid ones"
         drawn.append(("Callers", about, plots.callers(verdict.callers)))
+    # Not escaped again: matplotlib has escaped the text of callers in the SVG.
     return [(title, about, Markup(svg)) for title, about, svg in drawn]
 
 

@@ -31,7 +31,6 @@ from blackbox.spark.journals import PLACE, SHARD, without_void
 REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
-"""The columns of a request's record that are needed to judge it."""
 
 SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
 """The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
@@ -59,6 +58,7 @@ def request_statuses(
 
     `asked` has the columns REQUEST_COLUMNS, `held` those of HELD. `found` and `spans` are given together.
     """
+    # Cancels and replacements by id: `carries` is the request that they name; they have no origin.
     by_id = asked.where(col("carries").isNotNull() & col("origin").isNull()).select(
         *SHARD, col("carries").alias("offset"), col("offset").alias("ended_by"),
         col("kind").alias("ended_as"),
@@ -98,10 +98,8 @@ def lateness() -> Column:
 
 
 def due_since() -> Column:
-    """The time from which a request is late: its due time, or when it was written if that is later.
-
-    A record that carries a request on counts by its due time only.
-    """
+    """The time from which a request is late: its due time, or when it was written if that is later."""
+    # A carried record was written by promotion: only the due time says whether it is late.
     asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
     return greatest(col("due_ms"), asked_ms)
 
@@ -113,13 +111,9 @@ def _with_carried(
     index: DataFrame,
     ended: DataFrame,
 ) -> DataFrame:
-    """Add the statuses of cold requests: `carried_by` is the record that carries a request on.
-
-    A record is void if the request it carries was carried or ended before, or is in the index itself.
-    If both the request and the carrying record have an outcome, the record's is the second one:
-    `outcome_of` names the request.
-    """
+    """Add the statuses of cold requests: `carried_by` is the record that carries a request on."""
     carrying = asked.where(col("carries").isNotNull()).select(*PLACE, "carries")
+    # Without a cold tier, all of these joins are saved.
     if carrying.isEmpty():
         nothing = lit(None).cast("long")
         return rows.withColumn("carried_by", nothing).withColumn("outcome_of", nothing)
@@ -137,10 +131,12 @@ def _with_carried(
     )
     stayed = coalesce(col("stayed"), lit(False)) | col("ended_at").isNotNull()
     was_over = coalesce(col("over_at") < col("offset"), lit(False))
+    # It counts unless the request was carried or ended before, or is in the index itself.
     counts = (col("offset") == col("first")) & ~stayed & ~was_over
     judged = judged.select(
         *PLACE,
         (counts | col("own").isNotNull()).alias("counts"),
+        # Both records have an outcome, so the request has two.
         when(col("own").isNotNull() & col("ended_at").isNotNull(), col("carries")).alias(
             "outcome_of"
         ),
@@ -159,11 +155,7 @@ def _with_carried(
 
 
 def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
-    """What ends each request: the next record with its caller id, or a cancel or replacement by its id.
-
-    A carried request keeps the id of its first record. `keeps_cold_bit`: ended by that id, a carried request
-    that is cold keeps its bit in the index until it is written again.
-    """
+    """The record that ends each request: the next one with its caller id, or one that names its id."""
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
         late = _too_late(by_id, first_outcomes)
@@ -179,6 +171,7 @@ def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> Dat
         lead("kind").over(later).alias("ended_as"),
         lead("carries").over(later).alias("ended_carries"),
     )
+    # A carried record has the caller id of the request that it carries, and does not end it.
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
     ended = following.where(is_ended).drop("ended_carries").withColumn("keeps_cold_bit", lit(False))
     if not is_any_by_id:
@@ -186,6 +179,8 @@ def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> Dat
     by_id = by_id.where(col("ended_by") > col("offset"))
     requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
     named = by_id.join(requests_only.drop("origin"), PLACE).withColumn("keeps_cold_bit", lit(False))
+    # A carried request keeps its first id. Ended by that id, a cold one keeps its bit in the index
+    # until it is written again.
     moved = (
         requests_only.where(col("origin").isNotNull())
         .withColumnsRenamed({"offset": "now", "origin": "offset"})
@@ -206,18 +201,18 @@ def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> Dat
 
 
 def _too_late(by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
-    """The replacements that end nothing: the request had its outcome, or their own receipt says `invalid`."""
+    """The replacements that end nothing, because they came too late."""
     replacing = by_id.where(col("ended_as") == lit("request"))
     had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
     )
+    # The service writes `invalid` for a replacement that it found too late.
     said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
     own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
     return had_ended.unionByName(own).distinct()
 
 
 def _first_outcomes(outcomes: DataFrame) -> DataFrame:
-    """The first outcome of each request, the number of outcomes, and the last one."""
     place = struct("to_topic", "to_partition", "to_offset")
     first = struct("receipt", "outcome", "at_ms", place.alias("to"))
     last = struct("receipt", "outcome", place.alias("to"))
@@ -242,7 +237,6 @@ def _first_outcomes(outcomes: DataFrame) -> DataFrame:
 
 
 def _index(held: DataFrame) -> DataFrame:
-    """One row per request that the index holds anything of."""
     return held.groupBy(PLACE).agg(
         largest("entry").alias("entry"),
         largest("payload").alias("payload"),
@@ -251,7 +245,6 @@ def _index(held: DataFrame) -> DataFrame:
 
 
 def _copies(found: DataFrame) -> DataFrame:
-    """How often targets hold each message, where, and how early the earliest copy was."""
     place = struct("at_topic", "at_partition", "at_offset")
     return found.groupBy(PLACE).agg(
         count(lit(1)).alias("copies"),
@@ -265,7 +258,9 @@ def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
     receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
     records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
+    # Its receipt, or the record that ended it, may be gone: only the index shows what is pending.
     in_doubt = ~any_of(col("entry"), col("cold")) & any_of(receipts_incomplete, records_incomplete)
+    # A receipt decides first: a cancel that came too late does not change a delivery.
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))

@@ -35,8 +35,8 @@ FOUND = (
 timestamps itself, or the due time is missing.
 """
 
+# TIMESTAMP_LOG_APPEND_TIME: the broker set the timestamp.
 _APPENDED = 2
-"""The timestamp type of the broker's append time (TIMESTAMP_LOG_APPEND_TIME)."""
 
 _OWN = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
 
@@ -89,6 +89,7 @@ class FoundRows:
     def _found(self, chunk: Chunk) -> Iterator[Row]:
         at = (chunk.range.topic, chunk.range.partition)
         for message, headers in zip(chunk.messages, read_headers(chunk.messages)[0], strict=True):
+            # blackbox appends its headers: a caller's headers of these names come before them.
             own: Mapping[str, bytes | None] = dict(headers[-len(_OWN) :])
             said = own.get("blackbox-source") or own.get(AGAIN) or b""
             source = placed(said.decode(errors="replace"))
@@ -101,4 +102,5 @@ class FoundRows:
 
 
 def _number(text: bytes | None) -> int | None:
+    # At most 18 digits: the column is a 64-bit integer.
     return int(text) if text is not None and text.isdigit() and len(text) <= 18 else None

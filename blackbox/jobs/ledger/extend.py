@@ -43,10 +43,10 @@ STEP = 2_000_000
 
 WRITING = {
     "compression": "zstd",
+    # Version 1: if a task ran twice, only the files of one attempt are kept.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""Version 1: if a task ran twice, only one attempt's files are kept."""
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ def extend(
     started_s = time.monotonic()
     with spark_errors_explained():
         files = Files(session, path)
+        # A step has work for every slot.
         step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
         run = _Extension(session, settings, access, files, limits or UpkeepLimits(step))
         with run.not_overtaken():
@@ -128,7 +129,8 @@ class _Extension:
 
     @contextmanager
     def not_overtaken(self) -> Iterator[None]:
-        """Report a failure as overtaken if another run published first: it removes this run's files."""
+        """Report a failure as overtaken if another run published first."""
+        # That run removes this one's files, so the failure may be any error.
         try:
             with spark_errors_explained():
                 yield
@@ -163,7 +165,6 @@ class _Extension:
         self.done.manifest = replace(manifest, journals=held)
 
     def read_on(self) -> None:
-        """Write the missing records, in steps that are published one by one."""
         for step in _steps(self._todo, self.limits.step):
             written: list[LedgerFile] = []
             held = dict(self.done.manifest.journals)
@@ -179,6 +180,7 @@ class _Extension:
             manifest = self.done.manifest
             self._publish(replace(manifest, journals=held, files=(*manifest.files, *written)))
             self.done.steps += 1
+        # Journals without new records, or a gap that was accepted.
         if self._is_changed:
             self._publish(self.done.manifest)
 
@@ -192,6 +194,7 @@ class _Extension:
             for chosen in worth_compacting(manifest.of(table), self.limits):
                 frame = rows(self.session, self.files, table, [file.path for file in chosen])
                 fresh, _ = self._write(table, repartitioned(table, frame, chosen, self.limits))
+                # The checksum depends neither on order nor on files, only on rows.
                 if manifests.total(fresh) != manifests.total(chosen):
                     raise LedgerError(
                         f"{self.files.uri(table)}: compaction read different rows from those that "
@@ -216,10 +219,12 @@ class _Extension:
         else:
             frame = read_outcomes(self.session, self.access, spans)
         offsets = sum(span.end - span.start for span in spans.values())
+        # Few files: the shards of a step may be many, with few records each.
         return frame.coalesce(-(-offsets // PIECE))
 
     def _write(self, table: str, frame: DataFrame) -> tuple[list[LedgerFile], dict[Shard, Last]]:
         """Write rows by day to files of the next manifest; they are visible once that is published."""
+        # A folder for each run: two at once must not write over each other's files.
         folder = f"{table}/{self.done.manifest.number + 1:020d}-{uuid.uuid4().hex[:12]}"
         written = Observation()
         (
@@ -233,6 +238,7 @@ class _Extension:
         measured = measure(self.session, self.files, table, [file.path for file in found])
         held = [_file(table, one.path, one.bytes, measured[one.path]) for one in found]
         count_, _ = manifests.total(held)
+        # Read back by the driver: executors may have written to a folder of their own machine.
         if count_ != written.get["rows"]:
             raise LedgerError(
                 f"{self.files.uri(folder)}: {written.get['rows']} rows were written, but {count_} "
@@ -246,7 +252,6 @@ class _Extension:
         return held, last
 
     def _publish(self, changed: Manifest) -> None:
-        """Publish the changed manifest under the next number."""
         manifest = replace(
             changed,
             number=changed.number + 1,
@@ -259,10 +264,8 @@ class _Extension:
 
 
 def _steps(todo: Mapping[JournalKey, Span], size: int) -> Iterator[dict[JournalKey, Span]]:
-    """The same spans, split into steps of at most `size` offsets.
-
-    Requests go first: the ledger must never hold an outcome without its request.
-    """
+    """The same spans, split into steps of at most `size` offsets."""
+    # Requests go first (TABLES): the ledger must never hold an outcome without its request.
     step: dict[JournalKey, Span] = {}
     room = size
     for journal, span in sorted(todo.items(), key=lambda one: (TABLES.index(one[0].table), one[0])):

@@ -78,6 +78,7 @@ class Files:
     def publish(self, path: str, content: bytes) -> bool:
         """Write a file atomically; returns False, and changes nothing, when it exists."""
         folder, _, name = path.rpartition("/")
+        # Readers skip names that begin with a dot.
         temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"
         with _explained(self.uri(path)):
             with closing(self._system.create(self._at(temporary), False)) as stream:
@@ -94,7 +95,7 @@ class Files:
 
     def _moved(self, source: str, target: str) -> bool:
         if self._is_local:
-            # Hadoop's own local rename checks first and then moves; creating a link is atomic.
+            # Hadoop's local rename checks first and then moves; creating a link is atomic.
             try:
                 os.link(self._local(source), self._local(target))
             except FileExistsError:
@@ -103,6 +104,7 @@ class Files:
                 pass
             else:
                 return True
+        # NONE: the rename fails if the target exists.
         never_over = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
         options = self._gateway.new_array(never_over, 1)
         options[0] = never_over.NONE

@@ -45,6 +45,7 @@ def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess)
     """Journals whose last record in the ledger is a different record in Kafka now."""
     for journal, covered in manifest.journals.items():
         last, span = covered.last, in_kafka.get(journal)
+        # Trimmed since: nothing is left to be compared.
         if last is None or span is None or span.start > last.offset:
             continue
         there_ms = _written_ms(access, journal, last.offset)
@@ -57,7 +58,6 @@ def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess)
 
 
 def _written_ms(access: KafkaAccess, journal: JournalKey, offset: int) -> int | None:
-    """When the record at this offset of the journal in Kafka was written."""
     wanted = Range(journal.topic, journal.shard.partition, offset, offset + 1)
     for chunk in read_ranges(access, [wanted]):
         if journal.table == "requests":

@@ -23,6 +23,7 @@ from blackbox.records.request import Shard
 from blackbox.spark.job_failures import LedgerError, cause_in
 from blackbox.spark.journals import PLACE, TABLES, JournalKey, Reach, Span
 
+# A request may have several outcomes: delivered, declared void, delivered again.
 UNIQUE = {"requests": PLACE, "outcomes": [*PLACE, "receipt", "outcome"]}
 
 MOST_CAUSES = 50
@@ -55,10 +56,7 @@ def spark_errors_explained() -> Iterator[None]:
 
 
 def _causes(error: Exception) -> str:
-    """The messages of the error's causes in Java, which Spark's own text may leave out.
-
-    When several stages fail at once, most causes are suppressed exceptions.
-    """
+    """The messages of the error's causes in Java, which Spark's own text may leave out."""
     causes: list[str] = []
     java = (
         error.java_exception
@@ -69,6 +67,7 @@ def _causes(error: Exception) -> str:
     while left and len(causes) < MOST_CAUSES:
         cause = left.pop()
         causes.append(str(cause.toString()))
+        # When several stages fail at once, most causes are suppressed exceptions.
         left += [one for one in (*cause.getSuppressed(), cause.getCause()) if one is not None]
     return "\n".join(causes)
 
@@ -120,11 +119,11 @@ class Ledger:
             raise LedgerError("\n".join(problems))
 
     def requests(self) -> DataFrame:
-        """One row for each record of the request topics; columns of RECORDS."""
+        """Columns of RECORDS."""
         return self._table("requests")
 
     def outcomes(self) -> DataFrame:
-        """One row for each outcome in the receipts; columns of OUTCOMES."""
+        """Columns of OUTCOMES."""
         return self._table("outcomes")
 
     def _table(self, table: str) -> DataFrame:
@@ -179,6 +178,7 @@ class Ledger:
         except (PySparkException, Py4JError):
             if len(paths) == 1:
                 return {}
+        # Spark fails as a whole if one file is unreadable: halve the list until that file is alone.
         half = len(paths) // 2
         return self._read_through(table, paths[:half]) | self._read_through(table, paths[half:])
 
@@ -202,10 +202,8 @@ class Ledger:
                 )
 
     def _copies(self, unnamed: Sequence[FoundFile], named: Sequence[LedgerFile]) -> Iterator[str]:
-        """Report unnamed files that are copies of a named file and are in a folder with named files.
-
-        The files of a killed run are in a folder of their own.
-        """
+        """Report unnamed files that are copies of a named file."""
+        # Only beside named files: those of a killed run are in a folder of their own.
         folders = {_folder(file.path) for file in named}
         beside = [found for found in unnamed if _folder(found.path) in folders]
         for found in beside:

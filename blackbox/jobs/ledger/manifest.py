@@ -80,6 +80,7 @@ class Manifest:
 
 
 def path_of(number: int) -> str:
+    # Names sort like numbers: other readers take the greatest name (docs/ledger.md).
     return f"{FOLDER}/{number:020d}.json"
 
 
@@ -122,6 +123,7 @@ def publish(files: Files, manifest: Manifest) -> None:
     body = _body(manifest)
     content = orjson.dumps(body | {"sha256": _digest(body)}, default=list)  # spans are tuples
     is_new = files.publish(path_of(manifest.number), content)
+    # A later number can only be another run's, whose manifest does not have these files.
     if not is_new or published(files)[-1] != manifest.number:
         raise overtaken(files, manifest.number)
 
@@ -173,7 +175,6 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def total(rows: Iterable[LedgerFile]) -> tuple[int, int]:
-    """The sum of the rows, and the XOR of the checksums."""
     count, mixed = 0, 0
     for file in rows:
         count += file.rows

@@ -30,12 +30,12 @@ SCHEMAS = {"requests": RECORDS, "outcomes": OUTCOMES}
 POSITION = {"requests": ("offset", "timestamp_ms"), "outcomes": ("receipt", "at_ms")}
 """The columns with a row's offset in its journal, and with the time it was written."""
 
+# Brackets in a path are no pattern. The first option alone would read some files several times.
 LITERAL_PATHS = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Read paths literally, including brackets; the first option alone would read some files several times."""
 
 DAY_MS = 86_400_000
+# 9999-12-31, the latest day: a record's own timestamp may be anything.
 LAST_DAY = 2_932_896
-"""9999-12-31, the latest day: a record's own timestamp may be anything."""
 
 
 class Measured(NamedTuple):
@@ -48,7 +48,6 @@ class Measured(NamedTuple):
 
 
 def rows(session: SparkSession, files: Files, table: str, paths: Sequence[str]) -> DataFrame:
-    """The rows of exactly these files."""
     if not paths:
         return session.createDataFrame([], SCHEMAS[table])
     reader = session.read.schema(SCHEMAS[table]).options(**LITERAL_PATHS)
@@ -68,6 +67,7 @@ def measure(
         .groupBy("path", "topic", "partition")
         .agg(
             count(lit(1)).alias("rows"),
+            # XOR, so that neither the order of rows nor their division into files matters.
             bit_xor(xxhash64(*map(col, frame.columns))).alias("checksum"),
             smallest(at).alias("first"),
             largest(struct(at, when)).alias("last"),
@@ -88,6 +88,5 @@ def measure(
 
 
 def day_of(ms: str) -> Column:
-    """The day of a column of epoch ms."""
     days = floor(col(ms) / lit(DAY_MS))
     return date_from_unix_date(least(greatest(days, lit(0)), lit(LAST_DAY)).cast("int"))

@@ -21,17 +21,17 @@ from blackbox.spark.journals import SHARD, TABLES
 class UpkeepLimits:
     """How much work is done at once, and how long replaced files are kept."""
 
+    # Offsets per step: at most this much work is lost when the run is killed.
     step: int
-    """Offsets per step: at most this much work is lost when the run is killed."""
     small_bytes: int = 32 << 20
+    # A day with at least this many small files is compacted.
     compact_from_files: int = 8
-    """A day with at least this many small files is compacted."""
     file_bytes: int = 128 << 20
+    # No further day is compacted after this many bytes, per run and table.
     compacted_bytes: int = 1 << 30
-    """No further day is compacted after this many bytes, per run and table."""
     manifests: int = 5
+    # Replaced files stay this long, for readers that opened the ledger before.
     keep_replaced_s: int = 86_400
-    """How long replaced files stay for readers that opened the ledger before."""
 
 
 def worth_compacting(
@@ -80,13 +80,10 @@ def still_read(
 
 
 def clean(files: Files, manifest: Manifest, limits: UpkeepLimits) -> None:
-    """Remove old manifests, and files that no manifest names and none ever will.
-
-    Files are written to folders with the number of the manifest that will name them. A number is
-    published only once: after that, files of this number that the manifest does not name are unused.
-    """
+    """Remove old manifests, and files that no manifest names and none ever will."""
     numbers = manifests.published(files)
     if not numbers or numbers[-1] != manifest.number:
+        # Another run has published since: its files are not known here.
         return
     for number in numbers[: -limits.manifests]:
         files.delete(manifests.path_of(number))
@@ -95,6 +92,8 @@ def clean(files: Files, manifest: Manifest, limits: UpkeepLimits) -> None:
     named |= {file.path for file in still_read(manifest.replaced, oldest, limits)}
     for folder in (*TABLES, manifests.FOLDER):
         for found in files.listed(folder):
+            # A folder has the number of the manifest that will name its files, and each number is
+            # published once: only later ones may be of a run that is still writing.
             if _number(found.path) <= manifest.number:
                 _remove_unnamed(files, found, named)
 

@@ -28,6 +28,7 @@ def plain_rows(batch: pa.RecordBatch, instants: set[str]) -> Iterator[dict[str, 
     for row in zip(*held, strict=True):
         cells = {name: cell for name, cell in zip(names, row, strict=True) if cell is not None}
         message = cells.get("message")
+        # JSON holds no bytes.
         if type(message) is bytes:
             cells["message"] = b64encode(message).decode()
             cells.setdefault("encoding", "base64")
@@ -37,16 +38,19 @@ def plain_rows(batch: pa.RecordBatch, instants: set[str]) -> Iterator[dict[str, 
 def _plain_column(name: str, column: pa.Array, is_instant: bool) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind):
+        # Without a time zone it is not an instant: as text, the parser refuses it.
         if kind.tz is None and not is_instant:
             return list(column.cast(pa.string()).to_pylist())
         to_a_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[kind.unit]
         times = 1000 if kind.unit == "s" else 1
         instants = column.cast(pa.int64()).to_pylist()
+        # Rounded up: a request must not be due before the time in the file.
         return [None if at is None else -(-at * times // to_a_ms) for at in instants]
     cells: list[Any] = column.to_pylist()
     meant = _meaning(kind)
     if meant is not None:
         cells = [None if cell is None else meant(cell) for cell in cells]
+    # Every row of a struct has every field: null means that this request has no such header.
     if name == "headers" and pa.types.is_struct(kind):
         return [cell and {k: v for k, v in cell.items() if v is not None} for cell in cells]
     return cells
@@ -78,14 +82,16 @@ def _same(cell: Any) -> Any:
 
 
 def _number(cell: float) -> Any:
+    # orjson writes NaN and infinities as null, which may be valid: the parser must refuse them.
     return cell if isfinite(cell) else orjson.Fragment(json.dumps(cell))
 
 
 def _digits(cell: Decimal) -> Any:
+    # A float would lose digits.
     return orjson.Fragment(format(cell, "f"))
 
 
 def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    """An object with every pair, including repeated names, which the parser then detects."""
+    # A dict would drop repeated names, which the parser must detect.
     members = (b":".join((orjson.dumps(str(k)), orjson.dumps(v))) for k, v in pairs)
     return orjson.Fragment(b"{" + b",".join(members) + b"}")

@@ -26,8 +26,8 @@ from blackbox.spark.spark_session import numbered
 from blackbox.spark.task_io import REPORT, reports
 
 LANE_ROWS_PER_S = 20_000
+# How long another run may make no progress: by then, a transaction that it left open has timed out.
 OTHER_RUN_SILENT_S = 25.0
-"""How long to wait for another run without progress; an open transaction has timed out by then."""
 LOOK_S = 0.5
 TRIES = 3
 
@@ -103,6 +103,7 @@ def find_files(named: Iterable[str], kind: str | None = None) -> list[tuple[str,
                     f"{path}: unknown format; wanted: a name that ends with one of {known}, or "
                     f"--format {'|'.join(KINDS)}"
                 )
+            # Resolved: a file that two names or globs reach is loaded once.
             found.setdefault(str(path.resolve()), kind or KIND_OF_SUFFIX[suffix])
     return list(found.items())
 
@@ -129,6 +130,7 @@ def read_files(
     files: dict[str, LoadFile] = {}
     for path, kind in found:
         digest, pieces = split(path, kind, on_bytes)
+        # Neither name nor path: a moved file is the same load, and a changed one is another.
         identity = orjson.dumps([kind, digest, *options])
         fingerprint = hashlib.sha256(identity).hexdigest()[:20]
         file = LoadFile(path, kind, sum(p.end - p.start for p in pieces), fingerprint, pieces)
@@ -159,16 +161,14 @@ class Load:
         }
         self._progress = PieceProgressReader(self.access, self.topic)
         self.pieces_in: dict[str, PieceProgress] = self._progress.of(self._of)
-        self._watched = dict(self.pieces_in)
+        self._watched = dict(self.pieces_in)  # by `count_rows_in`, in another thread
 
     @property
     def rows_in(self) -> int:
-        """How many rows were in the topic when it was last read."""
         return sum(mark.rows for mark in self.pieces_in.values())
 
     @property
     def is_finished(self) -> bool:
-        """Whether every piece was completely sent when the topic was last read."""
         return not self._unfinished(self.pieces_in)
 
     def _unfinished(self, marks: Mapping[str, PieceProgress]) -> list[str]:
@@ -208,12 +208,14 @@ class Load:
             reports = self._send(session, left, rows, rate)
             problems = [report for report in reports if report.problem is not None]
             is_shared = any(problem.is_fenced for problem in problems)
+            # Another run has transactions open most of the time: do not wait for their end.
             self.pieces_in = self._progress.of(self._of, wait_for_commits=not is_shared)
             for problem in problems:
                 if problem.is_final:
                     raise UnusableFile(problem.problem)
             if is_shared:
                 self._wait_for_the_other(rows)
+            # Only tries without any progress count: a large load may meet many short outages.
             tries = 0 if self.rows_in > before else tries + 1
             if tries == TRIES:
                 raise NotLoaded(problems[0].problem if problems else "no more rows could be sent")
@@ -235,6 +237,7 @@ class Load:
         count = len(parts)
         if rate is not None:
             slots = session.sparkContext.defaultParallelism
+            # Few lanes: a lane without pieces would leave its share of the rate unused.
             count = max(1, min(count, slots, ceil(rate / LANE_ROWS_PER_S)))
         lanes = tuple(tuple(parts[lane::count]) for lane in range(count))
         lane_rate = None if rate is None else rate / count
@@ -242,7 +245,7 @@ class Load:
         return _reports(numbered(session, count).mapInArrow(task, REPORT))
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:
-        """Wait for another run that has some pieces, until all rows are in or nothing came for 25 s."""
+        """Wait for another run that has some pieces, until all rows are in or none came for 25 s."""
         deadline = time.monotonic() + OTHER_RUN_SILENT_S
         while self._left(rows) and time.monotonic() < deadline:
             time.sleep(LOOK_S)

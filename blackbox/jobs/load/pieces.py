@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 KINDS = ("parquet", "csv", "jsonl")
 
+# Progress is stored by the number of a piece: if pieces are cut in another way, LAYOUT in
+# `piece_writer` must change.
 PIECE_ROWS = 250_000
 PIECE_BYTES = 32 << 20
 LONGEST_LINE = 64 << 20
@@ -53,6 +55,7 @@ def split(
         whole = Piece(path, kind, found.st_size, found.st_mtime_ns, 0, found.st_size)
         digest = hashlib.sha256()
         with open(path, "rb") as file:
+            # A CSV stays whole: open quotes cannot be detected from the middle of a file.
             places = [whole]
             if kind == "jsonl":
                 places = list(_cut_lines(whole, _seen(file, digest, on_bytes)))
@@ -61,6 +64,7 @@ def split(
                     pass
         if kind == "parquet":
             places = _cut_rows(whole)
+        # Digest, pieces and times must all be of one content.
         check_unchanged(whole)
     except (OSError, pa.ArrowException) as error:
         raise UnusableFile(f"{path}: {error}") from None
@@ -95,6 +99,7 @@ def _cut_lines(whole: Piece, chunks: Iterator[bytes]) -> Iterator[Piece]:
                 yield whole._replace(start=start, end=line_start, line=start_line)
                 start, start_line = line_start, line
         seen += len(chunk)
+        # Refused here: a task would read the whole line into memory.
         if seen - line_start > LONGEST_LINE:
             raise UnusableFile(
                 f"{whole.path}: line {line} is longer than {LONGEST_LINE >> 20} MiB; JSON Lines "

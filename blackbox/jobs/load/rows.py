@@ -21,22 +21,21 @@ from blackbox.records.request import Headers, Reason
 
 CALLER = "caller"
 RECORD_KEY = "record_key"
+# They belong to the record, not to the fields of the request.
 OWN_COLUMNS = (CALLER, RECORD_KEY)
-"""Columns that belong to the record, not to the fields of the request."""
 
 READ_ROWS = 4000
 
 UNREADABLE = "unreadable"
 
 _BLANKS = b" \t\r\n"
+# As in JSON. Other spellings stay text, which the parser refuses.
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _NUMBERS = ("countdown", "at", "expires_after")
 _TRUTH = {"true": True, "false": False}
 
 
 class RowRecord(NamedTuple):
-    """The record of one row."""
-
     key: str | None
     value: bytes
     headers: Headers
@@ -97,7 +96,8 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_line(line: bytes, headers: Headers) -> RowRecord | BadValue:
-    """The line unchanged, except that OWN_COLUMNS move to the record. Invalid requests are found later."""
+    """The line unchanged, except that OWN_COLUMNS move to the record."""
+    # Invalid lines are returned as they are: the service's own parser refuses them, with a reason.
     try:
         asked = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -117,6 +117,7 @@ def _exactly(line: bytes, asked: dict[str, Any]) -> dict[str, Any] | None:
     """The parsed line with numbers spelled as in the line; None for a repeated name or invalid JSON."""
     try:
         read = orjson.dumps(asked)
+        # Written back unchanged, so no number lost a digit. The slower parser is for the others.
         if read == line or read.translate(None, _BLANKS) == line.translate(None, _BLANKS):
             return asked
         number = orjson.Fragment
@@ -149,9 +150,10 @@ def _written(fields: dict[str, Any], own: dict[str, Any], headers: Headers) -> R
             return BadValue(Reason.BAD_HEADERS, f"caller is {_show(caller)}; give a string")
         if record_key is not None and type(record_key) is not str:
             return BadValue(Reason.BAD_KEY, f"record_key is {_show(record_key)}; give a string")
+        # The id as key: a later cancel by this id then goes to the same partition.
         key = _text(fields.get("id")) or record_key or None
         if key:
-            key.encode()
+            key.encode()  # raises for lone surrogates
         return RowRecord(key, value, _caller_headers(caller) if caller else headers)
     except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
         names = [name for name, held in (fields | own).items() if not _is_writable(held)]
@@ -187,12 +189,13 @@ class _NoCsvError(Exception):
 
 
 def _open_csv(piece: Piece) -> Any:
-    # Bytes that are not UTF-8 become lone surrogates; JSON rejects those, so the error names the row.
+    # Bytes that are not UTF-8 become lone surrogates. JSON rejects them, so the row is named.
     return open(piece.path, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _cells(file: Any) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a CSV, each with the number of its first line."""
+    # The default of 128 KiB is less than a message may have.
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader(file, strict=True)
     line = 1
@@ -218,6 +221,7 @@ def _csv_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any] | B
                         BadValue(UNREADABLE, f"{len(row)} cells, but {len(names)} columns"),
                     )
                     continue
+                # An empty cell means that the field is omitted.
                 cells = zip(names, read, row, strict=True)
                 yield number, {name: meant(text) for name, meant, text in cells if text}
         except _NoCsvError as error:

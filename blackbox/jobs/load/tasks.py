@@ -24,8 +24,9 @@ from blackbox.support import logs
 MOST_SHOWN = 20
 TRANSACTION_ROWS = 20_000
 TRANSACTION_BYTES = 32 << 20
+# A load with a low rate commits this often, and waits between transactions: an open one hides the
+# records of all callers behind it.
 TRANSACTION_S = 1.0
-"""A load limited to a lower rate commits at least this often, and waits between transactions, not in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class CheckTask:
             parse = formats(self.settings)[self.topic].parse
             wrong = list(_wrong_columns(columns(piece), parse))
             if wrong:
+                # The columns are those of the file: only its first piece reports them.
                 is_first = piece.start == 0
                 return CheckReport(0, len(wrong) * is_first, wrong[: MOST_SHOWN * is_first])
             return self._check_rows(piece, parse)
@@ -142,8 +144,10 @@ class SendTask:
         return Sent()
 
     def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: SendRate) -> None:
+        # Fences an earlier task and ends its open transaction before it reads the progress.
         rows_in = writer.open()
         for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
+            # Rows of another content than the validated one must not be sent.
             check_unchanged(piece)
             pace.wait_for(len(rows))
             rows_in += len(rows)
@@ -166,11 +170,12 @@ class SendRate:
             self.rows = min(TRANSACTION_ROWS, max(1, int(rate * TRANSACTION_S)))
 
     def wait_for(self, rows: int) -> None:
-        """Wait until the next `rows` may be sent; idle time is not made up for."""
+        """Wait until the next `rows` may be sent."""
         if self._rate is None:
             return
         now_s = time.monotonic()
         time.sleep(max(0.0, self._next_s - now_s))
+        # From now at the earliest: idle time is not made up for by a burst.
         self._next_s = max(self._next_s, now_s) + rows / self._rate
 
 
@@ -192,11 +197,12 @@ def _transactions(
 
 
 def _wrong_columns(names: list[str], parse: Any) -> Iterator[tuple[int, str, str]]:
-    """The columns that cannot be loaded; the parser checks each name by itself."""
+    """The columns that cannot be loaded."""
     for place, name in enumerate(names):
         if name in names[:place]:
             yield 1, str(Reason.DUPLICATE_KEY), f"the column {name[:80]!r} occurs twice"
         elif name not in OWN_COLUMNS:
+            # A request with this field alone: the parser says whether it knows the name.
             try:
                 asked = parse(Record(0, 0, None, orjson.dumps({name: None}), []), 0)
             except orjson.JSONEncodeError:
