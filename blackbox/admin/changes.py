@@ -210,7 +210,7 @@ class Changes:
     def _write_cancel(
         self, shard: Shard, offset: int, status: RequestStatus, name: str | None
     ) -> int:
-        """Write a cancel; returns its offset. By `name`, the caller id, it also ends the recurrence."""
+        """Write a cancel; returns its offset. By `name`, the caller id, it ends the recurrence too."""
         key: str | None = None
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []

@@ -92,8 +92,8 @@ class DeadLetters:
         place = placed(letter.source)
         assert place is not None
         shard, offset = place
-        # A letter without a value is that of a tombstone, unless its detail says that the record was
-        # too large for the dead-letter topic.
+        # A letter without a value is that of a tombstone, unless its detail says that the record
+        # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
         if letter.value is not None or not is_shortened:
             return ReplayRecord(shard, letter.key, letter.value, _without_condition(letter.headers))
