@@ -61,7 +61,7 @@ def chosen_topic(request_topic: str | None, settings: Settings) -> str:
 
 
 def typed_instant(at: str | None) -> str | int | None:
-    """An instant as typed: digits become epoch ms, anything else stays text."""
+    # Digits are epoch ms. Any other text goes to the format as it is, which checks it.
     return int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
 
 
@@ -83,6 +83,7 @@ def printable(text: str) -> str:
 
 def as_json(held: Any, option: int = 0) -> str:
     """JSON on one line with all non-printable characters escaped; named tuples become objects."""
+    # JSON itself escapes control characters below U+0020 alone, not U+009B or U+202E.
     text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
     if text.isprintable():
         return text
@@ -109,6 +110,7 @@ def print_whole(listed: Table) -> None:
     for column in listed.columns:
         column.overflow = "fold"
     console = Console()
+    # rich takes 80 columns for a pipe, and would cut ids and due times that scripts read.
     if not console.is_terminal:
         options = console.options.update(width=LONGEST_LINE)
         console.width = max(1, Measurement.get(console, options, listed).maximum)
