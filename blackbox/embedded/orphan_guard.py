@@ -87,6 +87,7 @@ def main(owner_pid: int, log: str, disposable: str, command: list[str]) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(server.pid, flush=True)
     code = server.wait()
+    # What the server itself has started, in its group.
     kill_group(server.pid)
     if orphaned.is_set() and disposable:
         remove(disposable)
