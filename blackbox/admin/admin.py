@@ -45,9 +45,9 @@ class Stats:
 
 
 class Admin:
-    """Finds, lists, counts, writes, cancels and reschedules requests; handles dead letters and paused targets.
+    """All operations, safe to use from many threads.
 
-    Safe to use from many threads. Methods raise JournalLost or IndexLost when Kafka or Redis does not
+    Methods raise JournalLost or IndexLost when Kafka or Redis does not
     answer, NotSent when Kafka does not accept a request.
     """
 
@@ -99,7 +99,7 @@ class Admin:
                 return
 
     def send(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
-        """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
+        """As `RequestTopicsWriter.send`."""
         return self._writer.send(values, caller)
 
     def cancel(self, text: str) -> Cancelled:
@@ -150,12 +150,11 @@ class Admin:
         return self.paused()
 
     def resume(self, topic: str) -> dict[str, int]:
-        """Resume delivery to this target, paused or not; returns the targets that are still paused."""
+        """Resume delivery to this target; returns the targets that are still paused."""
         self._shared.resume(topic, self._lookup().shards())
         return self.paused()
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
-        """Statistics of all shards; `edges_ms` are the instants of the profile, ascending."""
         lookup = self._lookup()
         shards = list(lookup.shards())
         callers: Counter[str] = Counter()

@@ -61,8 +61,6 @@ class Rescheduled:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Cancels and reschedules requests by their places in Kafka."""
-
     settings: Settings
     lookup: StatusLookup
     writer: RequestTopicsWriter

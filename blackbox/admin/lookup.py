@@ -97,7 +97,6 @@ class StatusLookup:
                 yield Shard(topic, partition)
 
     def record(self, shard: Shard, offset: int) -> Record | None:
-        """The record of a request; None when Kafka does not have it."""
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.record(offset)
 
@@ -115,7 +114,6 @@ class StatusLookup:
         return held
 
     def _written_ms(self, shard: Shard, offset: int) -> int:
-        """When the caller wrote the request, epoch ms; -1 when Kafka no longer has the record."""
         record = self.record(shard, offset)
         # The record that promotion wrote is younger than the request.
         if record is not None and carried(record.headers):

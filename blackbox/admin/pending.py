@@ -36,7 +36,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """The inverse of `str`. Raises ValueError for anything else."""
+        """Raises ValueError for anything but the `str` of a cursor."""
         try:
             at_ms, topic, partition, offset = text.split(":")
             cursor = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
@@ -67,8 +67,6 @@ class PendingFilter:
 
 
 class FoundPending(NamedTuple):
-    """A pending request and its place in the order."""
-
     cursor: Cursor
     pending: Pending
 

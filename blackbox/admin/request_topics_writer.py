@@ -88,7 +88,7 @@ class RequestTopicsWriter:
         return parsed if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
 
     def with_writer(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
-        """The result of `write`, called with the producer of this topic. Raises NotSent."""
+        """The result of `write`. Raises NotSent."""
         # A producer is for one thread. While Kafka hangs, a write holds the lock this long at most.
         if not self._lock.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
             raise NotSent(

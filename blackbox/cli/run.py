@@ -77,7 +77,6 @@ def run(
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:
-    """Refuse an engine that this installation cannot run, before anything starts. Raises BadUsage."""
     if settings.engine != "spark":
         if only is not None:
             raise BadUsage(

@@ -44,7 +44,6 @@ def show(
 
 
 def _statuses(text: str, lookup: StatusLookup, topics: list[str]) -> list[RequestStatus]:
-    """The statuses of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
         # A member is an offset, and does not name its shard: look in all of them.
         everywhere = (lookup.status(shard, int(text, 16)) for shard in lookup.shards())

@@ -32,17 +32,14 @@ At = Annotated[
 
 
 def load_silenced() -> Settings:
-    """Load the settings and silence the log, for commands that print their own messages."""
+    """The settings; nothing is logged from here on, as the command itself prints what matters."""
     settings = load()
     logs.disable()
     return settings
 
 
 def chosen_topic(request_topic: str | None, settings: Settings) -> str:
-    """The given request topic, or the first with the format `countdown`.
-
-    Raises BadUsage when there is none, or the given one has another format.
-    """
+    """The given request topic, or the first with the format `countdown`. Raises BadUsage."""
     topics = settings.topics
     if request_topic is None:
         for topic, format_name in topics.items():
@@ -96,7 +93,6 @@ def table(
     footers: Mapping[str, str] | None = None,
     overflow: OverflowMethod = "ellipsis",
 ) -> Table:
-    """An empty table in the style of all commands: columns of text, then columns of numbers."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
     justified: dict[str, JustifyMethod] = dict.fromkeys(texts, "left")
     for name, justify in (justified | dict.fromkeys(numbers, "right")).items():

@@ -46,8 +46,6 @@ class Later(NamedTuple):
 
 
 class _BaseClient:
-    """What the synchronous and the asynchronous client share."""
-
     def __init__(
         self,
         bootstrap_servers: str,

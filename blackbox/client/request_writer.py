@@ -35,8 +35,6 @@ class NotSent(Exception):
 
 @dataclass(eq=False, slots=True)
 class PendingWrite:
-    """A request that was handed to the producer."""
-
     _wait: Callable[[PendingWrite], None]
     _place: tuple[Shard, int] | None = None
     failure: str | None = None
@@ -188,10 +186,8 @@ class RequestWriter:
         return self._partitions
 
     def write_replacement(self, shard: Shard, record: ReplacementRecord) -> PendingWrite:
-        """Write a request that replaces another one.
-
-        Its caller header is this caller's name, or the replaced request's if this caller has none.
-        """
+        """Write a request that replaces another one."""
+        # The caller is this one, or that of the replaced request if this one has no name.
         headers = [
             one for one in record.headers if not self._own_headers or one[0] != CALLER_HEADER
         ]

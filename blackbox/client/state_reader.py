@@ -111,7 +111,7 @@ class StateReader:
         return shard, replacement_of(shard, record, self._format, at=when)
 
     def close(self) -> None:
-        """Close the consumer, after a look-up under way has finished."""
+        # After a look-up under way: a consumer must not be closed while another thread polls it.
         with self._lock:
             self._reader.close()
 
@@ -171,7 +171,6 @@ class StateReader:
 
 @contextmanager
 def _as_lookup_failed(servers: str) -> Iterator[None]:
-    """Turn NotAllowed and RecoveryRequired into LookupFailed."""
     try:
         yield
     except NotAllowed as reason:

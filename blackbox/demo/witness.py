@@ -43,7 +43,7 @@ class Witness:
             for topic in topics
             for partition in described[topic].partitions
         ]
-        # Not subscribe: it would wait for a group, and commit offsets.
+        # Not subscribe: joining a group takes time, and another member would get a share.
         self._consumer.assign(self._partitions)
         self._ended: set[tuple[str | None, int | None]] = set()
 

@@ -55,7 +55,7 @@ class EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The pid of the server itself."""
+        """That of the server itself, not of its guard."""
         if self._process is None:
             raise EmbeddedError(f"the embedded {self.NAME} is not running; call start() first")
         return self._process.pid

@@ -110,7 +110,6 @@ class GuardedProcess:
         self._release()
 
     def tail(self) -> str:
-        """The last lines logged since this process was started."""
         return "\n".join(self._logged().splitlines()[-LOG_TAIL_LINES:])
 
     def wait_until(self, answers: Callable[[], bool], *, name: str, deadline_s: float) -> None:

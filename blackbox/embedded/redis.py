@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """One Redis server with an append-only file; `settings` are directives of redis.conf."""
+    """`settings` are directives of redis.conf."""
 
     NAME = "Redis"
 

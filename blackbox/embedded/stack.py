@@ -58,7 +58,6 @@ class EmbeddedStack:
             raise
 
     def stop(self) -> None:
-        """Stop both side by side and remove a temporary folder; idempotent."""
         with ThreadPoolExecutor(1) as pool:
             redis = pool.submit(self.redis.stop)
             self.kafka.stop()
