@@ -154,7 +154,7 @@ def offsets(client: redis.Redis, field: Field) -> Iterator[int]:
         for name, _ in client.zscan_iter(
             f"blackbox:{{{field.requests}-{partition}}}:due", count=5000
         ):
-            # The member `~` is no request: it shows that the key was not lost.
+            # The member `~` only shows that the key was not lost.
             if name != b"~":
                 yield int(name, 16)
 

@@ -66,7 +66,7 @@ class Admin:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
 
         If a caller id is not found, waits up to a second for intake to read the latest requests, and may
-        miss them.
+        miss them. Does not wait while Redis is full.
         """
         places = self._places(text, LOOKED_FOR_S)
         if not places:

@@ -105,7 +105,7 @@ class DeadLetters:
 
     def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""
-        # The topic holds letters of all deployments; a format is known for this one's alone.
+        # The topic may hold letters of other deployments, whose formats are not known here.
         topic = letter.source.rpartition("/")[0]
         if topic not in self.lookup.formats:
             return None

@@ -118,8 +118,8 @@ async def _array(
             yield before
             yield text
             before = b",\n"
-        # Only the connection holds the page while the client takes it; no turn is held either, or
-        # eight slow clients would shut out all other reads.
+        # Only the connection holds the page while the client takes it. No turn is held either, or a
+        # slow client would shut out all others.
         text = b""
         if next_ is None:
             break

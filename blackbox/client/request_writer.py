@@ -71,7 +71,7 @@ class PendingWrite:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
             self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
-        # A report without an offset is no acknowledgement: librdkafka reports a record that a new
+        # A report without an offset is not an acknowledgement: librdkafka reports a record that a new
         # leader has refused as delivered when it has acknowledged a later one.
         elif topic is None or partition is None or offset is None:
             self.failure = (
