@@ -208,7 +208,7 @@ class Changes:
     def _write_cancel(
         self, shard: Shard, offset: int, status: RequestStatus, name: str | None
     ) -> int:
-        """Write a cancel; returns its offset. By `name`, the caller id, it ends the recurrence too."""
+        """Write a cancel; returns its offset. By caller id (`name`) it ends the recurrence too."""
         key: str | None = None
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []

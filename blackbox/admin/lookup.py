@@ -260,7 +260,7 @@ def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
 
 
 def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
-    """Wait until the receipts that the index has applied can be read, for up to `VISIBLE_WITHIN_S`."""
+    """Wait up to `VISIBLE_WITHIN_S` until the receipts that the index has applied can be read."""
     # A producer learns of its commit before consumers can read the records.
     if positions is not None:
         deadline = time.monotonic() + VISIBLE_WITHIN_S

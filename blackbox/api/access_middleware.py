@@ -59,7 +59,7 @@ class _HeldBytes:
 class _Body:
     """The body as the app receives it.
 
-    Raises HTTPException 413 for its size, 408 for its deadline, 503 when all bodies exceed their limit.
+    Raises HTTPException 413 for its size, 408 for its deadline, 503 for the size of all bodies.
     """
 
     def __init__(self, receive: Receive, held: _HeldBytes) -> None:

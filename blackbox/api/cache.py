@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Caches results of `make` for `kept_s`; callers wait while one is being made. Safe from any thread."""
+    """Caches results of `make` for `kept_s`; callers wait while one is made. For any thread."""
 
     def __init__(self, make: Callable[[K], V], kept_s: float) -> None:
         self._make = make

@@ -67,13 +67,14 @@ def accepted_at_once() -> int:
 
 
 class LogLimit:
-    """Lets one log line of these `levels` through per `LOGGED_EVERY_S`: clients must not fill the log."""
+    """Lets one log line of these `levels` through per `LOGGED_EVERY_S`."""
 
     def __init__(self, levels: range = range(logging.CRITICAL + 1)) -> None:
         self._levels = levels
         self._next_s = -math.inf
         self._left_out = 0
 
+    # Clients cause these lines, and must not be able to fill the log.
     def allows(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_s:

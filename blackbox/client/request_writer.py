@@ -71,8 +71,8 @@ class PendingWrite:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
             self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
-        # A report without an offset is not an acknowledgement: librdkafka reports a record that a new
-        # leader has refused as delivered when it has acknowledged a later one.
+        # A report without an offset is not an acknowledgement: librdkafka reports a record that a
+        # new leader has refused as delivered when it has acknowledged a later one.
         elif topic is None or partition is None or offset is None:
             self.failure = (
                 f"Kafka returned no offset for the request in {topic}; it may not have been written"
@@ -163,7 +163,7 @@ class RequestWriter:
         try:
             shard, _ = locate(id, [self.request_topic])
         except ValueError:
-            # Requests written before partitions were added may be elsewhere than the key maps to now.
+            # After partitions were added, earlier requests may be elsewhere than the key maps to.
             value, count = cancel_value(id), self.partitions()
             first = self.write(value, key=id)
             others = range(count) if count > 1 else ()

@@ -153,7 +153,7 @@ def _partition_findings(topic: str, described: Mapping[str, Described]) -> Itera
 def journal_findings(
     topic: str, settings: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
-    """The findings in the settings of a request topic and its receipts, as far as they are known."""
+    """The findings in the settings of a request topic and its receipts, where they are known."""
     requests, receipts = settings.get(topic), settings.get(receipts_topic(topic))
     if requests is not None:
         yield from _retention_findings(topic, requests, "short_requests", needed_ms, is_schedule)

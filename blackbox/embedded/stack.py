@@ -17,8 +17,8 @@ from blackbox.embedded.redis import EmbeddedRedis
 class EmbeddedStack:
     """Kafka and Redis in `folder`, from entering the context to leaving it.
 
-    A given folder is kept. Without one, a temporary folder is used and removed at the end, even when
-    this process is killed.
+    A given folder is kept. Without one, a temporary folder is used and removed at the end, even
+    when this process is killed.
     """
 
     def __init__(
