@@ -34,9 +34,9 @@ def replacement_of(
 ) -> ReplacementRecord:
     """The same request in the format `countdown` with a new due time; `countdown_s` counts from now.
 
-    The message stays the same byte for byte. A recurring request recurs as before, from the new time
-    on. Raises ValueError for a record that is not a valid request in this format, and unless exactly
-    one of the two times is given.
+    The message stays the same byte for byte. A recurring request recurs as before, from the new
+    time on. Raises ValueError for a record that is not a valid request in this format, and unless
+    exactly one of the two times is given.
     """
     if (countdown_s is None) is (at is None):
         raise ValueError("give exactly one of countdown and at")
