@@ -17,8 +17,8 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.support import interpreter
 
 BATCH = 1000
+# The naive loop gets a 40th of the requests: it would take minutes for all of them.
 NAIVE_SHARE = 40
-"""The naive loop gets a 40th of the requests: it would take minutes for all of them."""
 
 Run = Callable[[], tuple[float, float]]
 
@@ -26,6 +26,7 @@ Run = Callable[[], tuple[float, float]]
 def main(requests: int = 200_000, rounds: int = 5) -> None:
     """Intake (Kafka to Redis) and drain (Redis to Kafka) of requests of 200 bytes, one shard, one thread each."""
     console = Console()
+    # As a service does; all contestants run in this process.
     interpreter.tune()
     with EmbeddedStack() as stack, Progress(console=console) as progress:
         written = progress.add_task("writing the requests", total=None)
@@ -37,6 +38,7 @@ def main(requests: int = 200_000, rounds: int = 5) -> None:
         for _ in range(rounds):
             for name, (count, run) in contestants.items():
                 progress.update(task, description=name)
+                # The garbage of one contestant must not cost the next one time.
                 gc.collect()
                 intake_s, drain_s = run()
                 seconds[name].append((count / intake_s, count / drain_s))
@@ -82,7 +84,7 @@ def _print(
 
 
 def _ratios(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> list[str]:
-    """The median of the ratios of each round, for intake and drain."""
+    # Within each round: its contestants ran one after the other, on a machine in the same state.
     pairs = list(zip(ours, theirs, strict=True))
     return [f"{statistics.median(a[at] / b[at] for a, b in pairs):.2f}" for at in (0, 1)]
 

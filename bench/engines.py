@@ -31,10 +31,10 @@ from blackbox.embedded.tcp_ports import free_port
 ENGINES = ("spark", "process")
 TARGET_PARTITIONS = 4
 WARM_UP = 20_000
+# To empty a Redis of millions takes some seconds.
 PATIENCE_S = 120
-"""To empty a Redis of millions takes some seconds."""
+# Countdowns of the lateness runs. Shorter ones than intake takes are late by what it takes.
 SHORTEST_S, LONGEST_S = 2.0, 6.0
-"""Countdowns of the lateness runs. Shorter ones than intake takes are late by what it takes."""
 
 LATENESS_S = 20
 IDLE_S = 30
@@ -121,6 +121,8 @@ class Field:
 
     def write(self, count: int, **when: float) -> None:
         """Requests with one due time or countdown; they appear in Kafka all at once."""
+        # One transaction: the service sees nothing before the commit, so the time to write the
+        # load is in no figure.
         producer = Producer(
             self._bootstrap
             | {
@@ -135,7 +137,8 @@ class Field:
         for number in range(count):
             producer.produce(self.requests, self._request(number, **when), headers=HEADERS)
         assert producer.flush(DEADLINE_S) == 0
-        os.sync()  # writing the load to disk is not the engine's work
+        # Writing the load to disk is not the engine's work.
+        os.sync()
         producer.commit_transaction()
 
     def write_alike(
@@ -158,6 +161,7 @@ class Field:
             for done in range(first, end, ALIKE_AT_ONCE):
                 batch = [{"value": value}] * min(ALIKE_AT_ONCE, end - done)
                 producer.produce_batch(self.requests, batch, partition=partition)
+                # Below the 2,000,000 of the queue, beyond which records are refused.
                 while len(producer) > 1_500_000:
                     producer.poll(0.05)
                 wrote(done + len(batch))
@@ -171,6 +175,7 @@ class Field:
         while sent < total:
             due = min(total, int((time.monotonic() - began) * per_second))
             for number in range(sent, due):
+                # A prime: requests that are written together are due far apart.
                 share = (number * 7919 % 1000) / 1000
                 countdown = SHORTEST_S + share * (LONGEST_S - SHORTEST_S)
                 self._producer.produce(
@@ -186,6 +191,7 @@ class Field:
         return json.dumps({"topic": self.target, "message": body} | when).encode()
 
     def pending(self) -> int:
+        # Without the member `~` at +inf, which shows that the key was not lost.
         return sum(
             int(self._redis.zcount(f"blackbox:{{{self.requests}-{p}}}:due", "-inf", "(inf"))
             for p in range(self.partitions)
@@ -196,6 +202,7 @@ class Field:
 
     def forget(self) -> None:
         """Remove everything pending, as cancelling it all would."""
+        # In pieces: one call for millions would block Redis for the service as well.
         for partition in range(self.partitions):
             prefix = f"blackbox:{{{self.requests}-{partition}}}:"
             due: Any = f"{prefix}due"
@@ -216,7 +223,8 @@ class Field:
         consumer.assign([TopicPartition(self.target, p, start[p]) for p in start])
         found: list[tuple[int, int]] = []
         reached = dict(start)
-        while any(reached[p] < ends[p] - 1 for p in ends):  # the last is a commit marker
+        # The last offset is that of a commit marker.
+        while any(reached[p] < ends[p] - 1 for p in ends):
             messages = consumer.consume(10_000, timeout=0.5)
             for message in messages:
                 reached[message.partition()] = message.offset() + 1  # type: ignore[index, operator]
@@ -258,7 +266,7 @@ def cpu_s(root: psutil.Process) -> float:
 
 
 def memory_mb(root: psutil.Process) -> float:
-    """Proportional set size of a process and everything below it."""
+    # The proportional set size counts memory that processes share once.
     return sum(p.memory_full_info().pss for p in [root, *root.children(recursive=True)]) / 1e6
 
 
@@ -273,6 +281,7 @@ def lateness_ms(field: Field, per_second: int, seconds: int, others: int = 0) ->
     field.write_paced(per_second, seconds)
     wait("delivered", lambda: field.pending() == others)
     time.sleep(1.0)
+    # LONGEST_S later, none of the requests from the first seconds is left.
     late = sorted(at - due for due, at in field.read_back(start) if due > skipped + 6000)
     assert late[0] >= 0, f"early by {-late[0]} ms"
     return late
@@ -296,6 +305,7 @@ def measure(
         figures.idle_share = (cpu_s(service) - before) / IDLE_S
 
         say("intake")
+        # A smaller load first, so that everything is warm; only the second figure is kept.
         for count in (requests // 4, requests):
             before = cpu_s(service)
             field.write(count, countdown=FAR_S)
@@ -309,6 +319,7 @@ def measure(
         figures.memory_mb["busy"] = memory_mb(service)
         for count in (drained // 4, drained):
             start = field.ends()
+            # Time to store them first, at 40,000 a second and 4 s more.
             due_ms = int(time.time() * 1000) + int(count / 40) + 4000
             field.write(count, at=due_ms)
             wait("stored", lambda count=count: field.stored(count))  # type: ignore[misc]

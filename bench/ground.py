@@ -36,7 +36,6 @@ class Ground:
 
 
 def prepare(stack: EmbeddedStack, count: int) -> Ground:
-    """Create the topics and write the requests."""
     shard = Shard("TB", 0)
     bootstrap: dict[str, Any] = {"bootstrap.servers": stack.bootstrap_servers}
     topics = [
@@ -52,8 +51,10 @@ def prepare(stack: EmbeddedStack, count: int) -> Ground:
         bootstrap
         | {
             "linger.ms": 20,
+            # All at once: the loop below never polls.
             "queue.buffering.max.messages": count + 1,
             "enable.idempotence": True,
+            # With several, librdkafka may report a record that a new leader refused as delivered.
             "max.in.flight": 1,
         }
     )

@@ -62,11 +62,9 @@ class Yard(Field):
         self.create(receipts_topic(self.requests))
 
     def command(self, *typed: str, cores: int, **settings: object) -> float:
-        """Run a command of blackbox, on so many cores; its time in seconds.
-
-        Raises CalledProcessError.
-        """
+        """The seconds that a command of blackbox takes. Raises CalledProcessError."""
         more = {f"BLACKBOX_{name.upper()}": str(value) for name, value in settings.items()}
+        # `local[1]` limits Spark's tasks alone; the JVM and Python's processes have more threads.
         chosen = sorted(os.sched_getaffinity(0))[:cores]
         more["BLACKBOX_SPARK_MASTER"] = f"local[{cores}]"
         began = time.monotonic()
@@ -82,7 +80,6 @@ class Yard(Field):
         self.environment["BLACKBOX_ENGINE"] = engine
 
     def create(self, *topics: str) -> None:
-        """More topics with as many partitions."""
         admin = AdminClient(self._bootstrap)
         new = [NewTopic(name, PARTITIONS) for name in topics]
         for future in admin.create_topics(new).values():
@@ -107,7 +104,6 @@ class Yard(Field):
         return due_now
 
     def settle(self, delivered: list[list[int]]) -> None:
-        """Receipts as of a service that has delivered these."""
         topic = receipts_topic(self.requests)
         with self._producing() as produce:
             for partition, offsets in enumerate(delivered):
@@ -115,6 +111,8 @@ class Yard(Field):
                     pairs = [(o, at + n) for n, o in enumerate(offsets[at : at + OUTCOMES])]
                     places = {f"{self.target}/{partition}": pairs}
                     produce(topic, encode(Receipt(_now_ms(), delivered=places)), partition)
+                # The messages do not exist. Recovery looks for those of the last receipt, and a
+                # barrier names none.
                 produce(topic, encode(Receipt(_now_ms(), barrier=True)), partition)
 
     @contextmanager
@@ -162,7 +160,7 @@ class Yard(Field):
         return all(positions.get(partition, -1) >= end for partition, end in ends.items())
 
     def positions(self) -> dict[int, int]:
-        """Up to where each index has read the requests; without those that are not there."""
+        # An index that Redis has just lost has none.
         names = range(PARTITIONS)
         found: list[Any] = [self._redis.hget(self._key(p, "state"), "requests") for p in names]
         return {
@@ -172,7 +170,6 @@ class Yard(Field):
         }
 
     def request_ends(self) -> dict[int, int]:
-        """The offsets of the next requests to be written."""
         consumer = Consumer(self._bootstrap | {"group.id": "bench"})
         found = {
             p: consumer.get_watermark_offsets(TopicPartition(self.requests, p), timeout=10)[1]
@@ -182,7 +179,8 @@ class Yard(Field):
         return found
 
     def lose_redis(self) -> None:
-        self._redis.flushall(asynchronous=True)  # as total, and answered at once
+        # As total as without it, and answered at once: the time of the answer is in no figure.
+        self._redis.flushall(asynchronous=True)
 
     def in_redis(self) -> Pending:
         """What the indexes hold."""
@@ -204,6 +202,7 @@ class Yard(Field):
 
     def in_journals(self, ends: Mapping[int, int]) -> Pending:
         """What the requests below these offsets leave pending, read from Kafka by plain Python."""
+        # Without blackbox's code for journals: its faults would be on both sides of the comparison.
         count = checksum = 0
         for partition, end in ends.items():
             ended: set[int] = set()
@@ -252,6 +251,7 @@ class Yard(Field):
 def _records(
     target: str, number: int, is_due: bool = False, is_cancelled: bool = False
 ) -> list[bytes]:
+    # A prime: requests that are written together are due far apart.
     in_s = 0 if is_due else FAR_S + number * 7919 % FAR_S
     asked = f'"topic":"{target}","message":"{number:010d}{BODY}","countdown":{in_s}'
     if not is_cancelled:
@@ -395,6 +395,7 @@ def growth(
         for figure in _measured(size, left) if left else ():
             same = [f for f in figures if f[:3] == figure[:3]]
             figures = sorted([*(f for f in figures if f not in same), figure])
+            # After each figure, so that a run which is stopped loses none.
             kept.write_text(json.dumps(figures, indent=1) + "\n")
             console.print(f"{figure.job}, {size:,}, {figure.cores} cores: {figure.seconds:.1f} s")
         _write_page(folder, figures)
@@ -407,7 +408,8 @@ def _measured(size: int, cores: list[int]) -> Iterator[Figure]:
         rows, loaded = stack.folder / "rows.jsonl", f"{yard.requests}.loaded"
         yard.create(loaded)
         yard.settle(yard.ask(size))
-        with yard.service():  # what is pending, for the audit
+        # The audit compares the index, too.
+        with yard.service():
             _wait("taken in", lambda: yard.has_read(yard.request_ends()))
         with rows.open("wb") as file:
             for number in range(size):
@@ -468,6 +470,7 @@ def _draw(path: Path, figures: list[Figure], sizes: list[int]) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    # With a fixed salt and no date, the same figures give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "blackbox"
     drawn, axes = pyplot.subplots(figsize=(8, 4.5))
     for job, colour in zip(JOBS, ("#0072b2", "#009e73", "#7a4fa3"), strict=True):

@@ -51,6 +51,7 @@ def _drain(ground: Ground, client: redis.Redis, count: int) -> float:
         for name in due:
             request = json.loads(client.get(b"msg:" + name) or b"{}")
             producer.produce(request["topic"], request["message"])
+            # Without it, a crash would lose what has been removed from Redis and not been sent.
             producer.flush()
             client.zrem("due", name)
             client.delete(b"msg:" + name)

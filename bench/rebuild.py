@@ -39,8 +39,8 @@ NAMED = 1_000
 
 DUE_IN_S = 36_000
 OPENED = re.compile(r"open after ([\d.]+) s")
+# A service that looked for a low-water mark would leave one in the journals of the next run.
 NEVER_TRIM_S = 86_400
-"""A service that looked for a low-water mark would leave one in the journals of the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,13 @@ class Journals:
                 "linger.ms": 20,
                 "enable.idempotence": True,
                 "queue.buffering.max.messages": 2_000_000,
+                # Tens of millions of equal requests need little disk then.
                 "compression.type": "lz4",
             }
         )
 
     def write(self, ended: int, pending: int) -> None:
-        """The ended ones first, and receipts that name each of them."""
+        # The ended ones first, as in any old journal: what is pending lies behind them.
         per_shard = ended // self._field.partitions
         now_ms = time.time_ns() // 1_000_000
         self._requests("ended requests", per_shard, body(self._field, now_ms))
@@ -119,7 +120,7 @@ class Journals:
 
 
 def body(field: Field, due_ms: int) -> bytes:
-    """The same for a request that is rebuilt and for one that is taken in."""
+    # The same for a request that is rebuilt and for one that is taken in.
     request = {"topic": field.target, "message": "m" * 100, "at": due_ms}
     return json.dumps(request).encode()
 
@@ -141,7 +142,7 @@ def keep_for_ever(field: Field, bootstrap_servers: str) -> None:
 
 
 def drop(field: Field, bootstrap_servers: str) -> None:
-    """Their disk is needed for the next run."""
+    # The next run needs their disk.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for answer in admin.delete_topics([field.requests, receipts_topic(field.requests)]).values():
         answer.result()
@@ -153,6 +154,7 @@ def offsets(client: redis.Redis, field: Field) -> Iterator[int]:
         for name, _ in client.zscan_iter(
             f"blackbox:{{{field.requests}-{partition}}}:due", count=5000
         ):
+            # The member `~` only shows that the key was not lost.
             if name != b"~":
                 yield int(name, 16)
 
@@ -181,7 +183,8 @@ def measure(field: Field, client: redis.Redis, ended: int, pending: int) -> Figu
                 with urlopen(f"http://127.0.0.1:{field.port}/livez", timeout=2) as answer:
                     looks[answer.status == 200] += 1
             except URLError as error:
-                if "refused" not in str(error):  # not listening yet
+                # Refused: the service does not listen yet, so nothing was asked.
+                if "refused" not in str(error):
                     looks[False] += 1
 
     watcher = threading.Thread(target=look)
@@ -196,17 +199,14 @@ def measure(field: Field, client: redis.Redis, ended: int, pending: int) -> Figu
     if len(opened) != field.partitions:
         raise SystemExit(f"{len(opened)} openings of {field.partitions} shards: see {field.log}")
     per_shard, shares = ended // field.partitions, pending // field.partitions
+    # All partitions have the same offsets: the set holds those of one, the sum those of all.
     expected = field.partitions * sum(range(per_shard, per_shard + shares))
     is_exact = len(set(found)) == shares and sum(found) == expected
     return Figures(max(opened), len(found), is_exact, looks[True], looks[False])
 
 
 def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
-    """How fast as many requests of the same bytes are taken in by a service that is open and warm.
-
-    From when they appear in Kafka, all at once, to when the last one is stored in a Redis that was
-    empty, as it is for a rebuild. So neither the start of the process nor the opening is in it.
-    """
+    """How fast as many requests of the same bytes are taken in by a warm service."""
     field = Field(stack, "intake", rebuilt.partitions, stack.folder)
     field.environment |= {
         name: rebuilt.environment[name] for name in ("BLACKBOX_ENGINE", "BLACKBOX_TRIM_INTERVAL_S")
@@ -216,6 +216,7 @@ def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
     with field.service():
         field.write_alike(WARM_UP, value)
         wait("warm", lambda: field.stored(WARM_UP))
+        # Redis is empty, as for a rebuild; neither start nor opening of the service is in the time.
         field.forget()
         field.write_alike(pending, value)
         began = time.monotonic()
@@ -246,7 +247,8 @@ def main(
             keep_for_ever(field, stack.bootstrap_servers)
             journals = Journals(field, stack.bootstrap_servers)
             journals.write(count, pending)
-            for has_mark in (False, True):  # a mark stays in the journals once it is written
+            # Without a mark first: it stays in the journals once it is written.
+            for has_mark in (False, True):
                 if has_mark:
                     journals.mark(count, receipt_ends(field, stack.bootstrap_servers))
                 for engine in engines.split(","):

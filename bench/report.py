@@ -18,7 +18,6 @@ class Progress:
         self._began = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Say so, if nothing was said for a while or all is done."""
         now = time.monotonic()
         if done < self._total and now - self._said < EVERY_S:
             return

@@ -31,8 +31,8 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.embedded.tcp_ports import free_port
 
 PER_S = 200
+# Between two events, so that requests come due evenly again.
 CALM_S = LONGEST_S + 2
-"""Between two events, so that requests come due evenly again."""
 
 READ_S = 0.5
 
@@ -51,6 +51,7 @@ class Pod:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "blackbox", "run"],
+                # A session, so that a crash can end the group: Spark's JVM and its workers too.
                 env=self._environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -62,7 +63,6 @@ class Pod:
             return False
 
     def crash(self) -> None:
-        """With all that it has started, as when its node is lost."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -143,6 +143,7 @@ class Delivered:
                 source = dict(message.headers() or [])["blackbox-source"]
                 assert isinstance(source, bytes)
                 at[source.decode().partition("@")[0]].append(message.timestamp()[1])
+            # The load goes on, so reading ends at a message that is delivered about now.
             if max(times[-1] for times in at.values()) > (time.time() - READ_S) * 1000:
                 break
         assert len(at) == self._partitions, at.keys()
@@ -174,6 +175,7 @@ def measure(
         delivered = Delivered(stack, field)
         ending.callback(delivered.close)
         for number in range(times):
+            # A gap that an earlier event caused must not count for this one.
             wait("all are ready", lambda: all(pod.is_ready() for pod in pods))
             time.sleep(CALM_S)
             since_ms = int(time.time() * 1000)

@@ -35,7 +35,8 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     batches = journal.requests(0, end)
     ahead = [parse(format, next(batches), _now_ms(), None)]
 
-    def read_ahead() -> None:  # as in the service: parse the next while Redis is busy
+    # As in the service: the next batch is parsed while Redis is busy with this one.
+    def read_ahead() -> None:
         ahead.extend(parse(format, batch, _now_ms(), None) for batch in islice(batches, 1))
 
     while ahead:

@@ -32,11 +32,11 @@ from blackbox.engine.caretaker import FIRST_WALK_AFTER_S, WALKED_SHARE
 
 FAR_S = 200 * 86_400
 FAR_BYTES = 50
+# A cancel of nothing: a request that has ended once it is read.
 NOTHING = b'{"id":"nobody","cancel":true}'
-"""A cancel of nothing: a request that has ended once it is read."""
 
+# Requests that appear in Kafka at once; no more than two pieces wait there to be taken in.
 PIECE = 500_000
-"""Requests that appear in Kafka at once; no more than two pieces wait there to be taken in."""
 
 MEMORY = "16gb"
 NEVER_S = 86_400
@@ -46,8 +46,8 @@ AS_OLD_S = 10
 STEADY_PER_S = 1000
 SLOW_US, TOO_SLOW_US = 1000, 5000
 LOG_LENGTH = 100_000
+# What walks ask Redis; of the first, few are asked by others.
 OF_WALKS = ("zmscore", "zscan")
-"""What walks ask Redis; of the first, few are asked by others."""
 
 VOID = re.compile(r"no new low-water mark")
 
@@ -90,6 +90,7 @@ class Ground(Field):
         self.client: Any = redis.Redis.from_url(stack.redis_url, socket_timeout=PATIENCE_S)
         self.far = 0
         self._written = [0] * partitions
+        # Without a cold tier: far requests must be in Redis, where a walk asks for them.
         self.environment["BLACKBOX_HOT_HORIZON_S"] = "0"
         keep_for_ever(self, stack.bootstrap_servers)
         # A rewrite of the append-only file falls into some round or other, and costs more than a walk.
@@ -126,7 +127,7 @@ class Ground(Field):
         wait("read", lambda: has_read(count))
 
     def lose_marks(self) -> None:
-        """A walk begins at the last mark: without one, at the start."""
+        # A walk begins at the last mark; without one it passes by all that has ended.
         for partition in range(self.partitions):
             self.client.hdel(f"blackbox:{{{self.requests}-{partition}}}:state", "mark")
 
@@ -153,7 +154,7 @@ class Ground(Field):
         return requests / (time.monotonic() - began)
 
     def slices(self) -> int:
-        """How many slices of walks there were: each asks for a score, and nobody else does once it has opened."""
+        # Each slice of a walk asks for one score, and once a shard is open nothing else does.
         found = self.client.info("commandstats").get("cmdstat_zscore", {})
         return int(found.get("calls", 0))
 
@@ -219,7 +220,8 @@ def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) ->
     with ground.service() as service:
         found.ready_s = time.monotonic() - began
         found.open_s = max(float(s) for s in OPENED.findall(ground.log.read_text()))
-        ground.drain(requests // 4)  # warm
+        # Warm: the first batches of a new process are slower.
+        ground.drain(requests // 4)
         if is_walking:
             ground.forget_statistics()
             wait("a walk is under way", lambda: ground.slices() > 0)
@@ -255,6 +257,7 @@ def main(
         for engine in engines:
             found: dict[bool, list[Round]] = {False: [], True: []}
             for number in range(rounds):
+                # The order alternates, so that neither kind gains from being measured first.
                 for is_walking in (True, False) if number % 2 else (False, True):
                     ground.use(engine, interval if is_walking else NEVER_S)
                     one = measure(ground, requests, seconds, is_walking=is_walking)
@@ -312,7 +315,7 @@ def _asked(rounds: list[Round], command: str) -> str:
 
 
 def _slowest(rounds: list[Round], command: str) -> str:
-    """Only what took longer than a millisecond is known one by one."""
+    # Redis' slow log has single calls from a millisecond on, as configured above.
     slow = [us for one in rounds for us in one.slow.get(command, [])]
     return f"{max(slow) / 1000:.1f}" if slow else "below 1"
 

@@ -10,6 +10,7 @@ def main() -> None:
     try:
         from blackbox.cli import app
     except ModuleNotFoundError as error:
+        # A missing module of blackbox itself is a fault, not a missing extra.
         if error.name is None or error.name.startswith("blackbox"):
             raise
         sys.exit(

@@ -32,11 +32,10 @@ logger = logging.getLogger("blackbox.run")
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
+# How long a stop waits for a start, then for work in flight. Together with HTTP less than the five
+# seconds that a stop may take; the next owner recovers what takes longer.
 START_S = 0.5
-"""How long a stop waits for a start in flight."""
-
 STOP_S = 3.5
-"""How long a stop waits for work in flight; the next owner settles what takes longer."""
 
 
 class UnsafeConfiguration(Exception):
@@ -53,9 +52,10 @@ class Engine(Health, Protocol):
 def make_engine(
     settings: Settings, metrics: Metrics, only: Half | None, failed: Callable[[Exception], None]
 ) -> Engine:
-    """The engine that the settings ask for; Spark is imported only for the Spark engine."""
+    """The engine that the settings ask for."""
     if settings.engine == "process":
         return ProcessEngine(settings, metrics)
+    # Not at the top: the process engine runs without pyspark.
     from blackbox.engine.spark.driver import SparkEngine
 
     return SparkEngine(settings, metrics, only=only, failed=failed)
@@ -65,12 +65,12 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     """Run the engine until `stop` is set, then stop it, within about 4 s.
 
     Returns whether everything has ended; otherwise some threads still wait for a server, and the
-    process must exit without them. If Kafka or Redis does not answer at the start, the service is alive
-    but not ready, and keeps trying. Raises UnsafeConfiguration when `check` refuses what it finds, SettingsError
-    when the HTTP address is taken.
+    process must exit without them. Raises UnsafeConfiguration when `check` refuses what it finds,
+    SettingsError when the HTTP address is taken.
     """
     if Access(settings.hosts, *settings.api_tokens).is_closed:
         logger.warning("HTTP on %s: %s", ", ".join(settings.hosts), CLOSED)
+    # Before the first thread: arenas that exist already are not given up.
     interpreter.tune()
     metrics = Metrics()
     start = _EngineStart(settings, stop)
@@ -78,6 +78,8 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     admin = Admin(settings)
     app = make_app(engine, metrics, admin, settings)
     http = HttpServer(app, settings.http_host, settings.http_port, settings.metrics_addr)
+    # Before the engine: probes answer from the start on, alive but not ready, also while Kafka or
+    # Redis does not answer.
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)
     start.begin(engine)
@@ -85,6 +87,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
         stop.wait()
         logger.info("stopping")
     finally:
+        # The engine first, as deliveries stop; probes and metrics answer until then.
         has_ended = start.end(STOP_S)
         http.stop()
         admin.close()
@@ -99,10 +102,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
 
 
 class _EngineStart:
-    """Starts the engine in a thread of its own, for as long as it takes.
-
-    The caller's thread stays free, so that a signal is noticed while a client waits for a server.
-    """
+    """Starts the engine in a thread of its own, for as long as it takes."""
 
     def __init__(self, settings: Settings, stop: Event) -> None:
         self._settings = settings
@@ -112,6 +112,8 @@ class _EngineStart:
         self.failure: Exception | None = None
 
     def begin(self, engine: Engine) -> None:
+        # The main thread stays free: Python runs signal handlers only there, and a client that
+        # waits for a server would hold them up.
         Thread(target=self._run, args=(engine,), name="start", daemon=True).start()
 
     def end(self, timeout_s: float) -> bool:
@@ -120,6 +122,7 @@ class _EngineStart:
             return False
         if self._started is None:
             return True
+        # In a thread, as it may wait for a server that hangs. A daemon does not keep the process.
         ending = Thread(target=self._started.stop, name="stop", daemon=True)
         ending.start()
         ending.join(timeout_s)
@@ -156,6 +159,7 @@ class _EngineStart:
             raise UnsafeConfiguration("\n".join(refused))
 
     def _start(self, engine: Engine) -> None:
+        # A stop that waits for this lock must find the engine started, or never started.
         with self._lock:
             if self._stop.is_set():
                 return

@@ -21,8 +21,9 @@ from blackbox.index.redis_servers import RedisRoom, RedisServers
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, DeadLetter
 from blackbox.records.request import Shard, locate, placed
 
+# How long a look-up waits until intake has read what was written; shorter than a change does,
+# because a look-up can be repeated.
 LOOKED_FOR_S = 1.0
-"""How long a look-up, which can be repeated, waits until intake has read what was written."""
 
 COUNTED_PER_SHARD = 1_000
 """How many entries of each shard, the soonest first, are counted by caller and target."""
@@ -44,9 +45,9 @@ class Stats:
 
 
 class Admin:
-    """Finds, lists, counts, writes, cancels and reschedules requests; handles dead letters and paused targets.
+    """All operations, safe to use from many threads.
 
-    Safe to use from many threads. Methods raise JournalLost or IndexLost when Kafka or Redis does not
+    Methods raise JournalLost or IndexLost when Kafka or Redis does not
     answer, NotSent when Kafka does not accept a request.
     """
 
@@ -57,15 +58,15 @@ class Admin:
         self._redis = RedisServers(settings.redis_url.get_secret_value())
         self._has_room = RedisRoom(self._redis)
         self._lock = Lock()
+        # Not the writer's: this takes a second among many letters, and no request may wait for it.
         self._closing_letters = Lock()
-        """Not the writer's: this takes a second among many letters, and no request waits for it."""
         self._made_lookup: StatusLookup | None = None
 
     def find(self, text: str) -> RequestStatus | None:
         """The request with this id, or the newest pending one under this caller id; None: there is none.
 
         If a caller id is not found, waits up to a second for intake to read the latest requests, and may
-        miss them. It does not wait while Redis is full, because intake is stopped then.
+        miss them. Does not wait while Redis is full.
         """
         places = self._places(text, LOOKED_FOR_S)
         if not places:
@@ -82,7 +83,7 @@ class Admin:
         *,
         whole: bool = False,
     ) -> tuple[list[FoundPending], Cursor | None]:
-        """A page of pending requests, of these request topics or of all, as `admin.pending.page`."""
+        """As `admin.pending.page`; only of these request topics, if given."""
         lookup = self._lookup()
         shards = [shard for shard in lookup.shards() if topics is None or shard.topic in topics]
         return page(lookup.inspector, shards, wanted, after, limit, whole=whole)
@@ -90,7 +91,6 @@ class Admin:
     def all_pending(
         self, topics: Collection[str], wanted: PendingFilter, at_once: int
     ) -> Iterator[FoundPending]:
-        """All pending requests of these request topics, read page by page."""
         after: Cursor | None = None
         while True:
             found, after = self.page(wanted, after, at_once, topics)
@@ -99,7 +99,7 @@ class Admin:
                 return
 
     def send(self, values: Sequence[bytes], caller: str | None) -> list[str] | list[RefusedValue]:
-        """Write these requests, in the format `countdown`; returns their ids, or why none was written."""
+        """As `RequestTopicsWriter.send`."""
         return self._writer.send(values, caller)
 
     def cancel(self, text: str) -> Cancelled:
@@ -127,14 +127,14 @@ class Admin:
     ) -> list[DeadLetter]:
         """The dead letters with this reason (None: any), the newest first; only open ones, or all.
 
-        With a `limit`, reading stops once that many are found. Keys and values are cut to `most_bytes`
-        while reading: together they may take gigabytes.
+        With a `limit`, reading stops once that many are found. `most_bytes`: of key and value each.
         """
         return self._dead_letters().newest(reason, is_open, limit, most_bytes)
 
     def close_letters(self, places: Sequence[str], *, replay: bool) -> ClosedLetters:
-        """Discard these dead letters, or write their requests again (`replay`); see `DeadLetters.close_letters`."""
-        with self._closing_letters:  # concurrent transactions would fence each other
+        """As `DeadLetters.close_letters`."""
+        # Both transactions would have one transactional id, so the second would fence the first.
+        with self._closing_letters:
             return self._dead_letters().close_letters(places, replay=replay)
 
     def paused(self) -> dict[str, int]:
@@ -150,12 +150,11 @@ class Admin:
         return self.paused()
 
     def resume(self, topic: str) -> dict[str, int]:
-        """Resume delivery to this target, paused or not; returns the targets that are still paused."""
+        """Resume delivery to this target; returns the targets that are still paused."""
         self._shared.resume(topic, self._lookup().shards())
         return self.paused()
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
-        """Statistics of all shards, and how much will be due between these instants."""
         lookup = self._lookup()
         shards = list(lookup.shards())
         callers: Counter[str] = Counter()
@@ -188,6 +187,7 @@ class Admin:
         with self._lock:
             if self._made_lookup is None:
                 self._made_lookup = StatusLookup(self._settings)
+        # Outside the lock: it may wait for Kafka.
         self._made_lookup.count_partitions()
         return self._made_lookup
 
@@ -200,20 +200,22 @@ class Admin:
     def _places(self, text: str, within_s: float = READ_WITHIN_S) -> list[tuple[Shard, int]]:
         """The place of the request with this id, or of those pending under this caller id, the newest first.
 
-        All shards are searched for a caller id: its partition changes when partitions are added. If
-        none is found and the text is a place such as TB/3@1234, that place. Otherwise waits up to
-        `within_s` for intake to read what was written by now.
+        If none is found and the text is a place such as TB/3@1234, that place. Otherwise waits up
+        to `within_s` for intake to read what was written by now.
         """
         try:
             return [locate(text, list(self._settings.topics))]
         except ValueError:
             pass
         lookup = self._lookup()
+        # In all shards: the partition of a caller id changes when partitions are added.
         if found := lookup.pending_under(text):
             return found
+        # Only now: a caller may have chosen an id that looks like a place.
         place = placed(text)
         if place is not None and place[0].topic in self._settings.topics:
             return [place]
+        # A full Redis stops intake: a look-up would wait in vain. A change may still come in time.
         if within_s < READ_WITHIN_S and not self._has_room():
             return []
         return self._pending_once_read(lookup, text, within_s)
@@ -221,7 +223,7 @@ class Admin:
     def _pending_once_read(
         self, lookup: StatusLookup, text: str, within_s: float
     ) -> list[tuple[Shard, int]]:
-        """The holders of a caller id once intake has read what was written by now, or after `within_s`."""
+        # The ends of this moment: under load, the current ends would never be reached.
         ends = {shard: lookup.request_end(shard) for shard in lookup.shards()}
 
         def are_read() -> bool:

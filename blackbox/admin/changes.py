@@ -61,8 +61,6 @@ class Rescheduled:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes one request at a time, which is at a place in Kafka."""
-
     settings: Settings
     lookup: StatusLookup
     writer: RequestTopicsWriter
@@ -92,8 +90,11 @@ class Changes:
     def _cancel(self, place: tuple[Shard, int], text: str) -> Cancelled:
         since, status = self._status_and_positions(place)
         deadline = time.monotonic() + READ_WITHIN_S
+        # Promotion may carry the request to another record before the cancel is read. The cancel
+        # then names a record that is not pending, and is written again for the new one.
         while status.state in WAITING and status.reason is None:
             shard, offset = _current_place(place, status)
+            # By caller id only if that was asked for: it also ends a later request under the id.
             name = text if text == status.caller_id else None
             cancel = self._write_cancel(shard, offset, status, name)
             if not self._wait_until_read(shard, cancel, offset, deadline):
@@ -115,10 +116,12 @@ class Changes:
         deadline: float,
     ) -> Cancelled:
         """The outcome for an ended request: cancelled, unless one that is not cancelled replaced it after `since`."""
-        if since is not None and since.requests >= cancel:  # no record came before the cancel
+        # Pending when intake had read all up to the cancel: no other record can have ended it.
+        if since is not None and since.requests >= cancel:
             return Cancelled("cancelled", status)
         (shard, offset), left = place, status
         try:
+            # The cancel may also have ended the replacement, or its replacement.
             while left.state == "ended":
                 there = self.lookup.replaced_by(shard, offset, since)
                 if there is None:
@@ -143,6 +146,7 @@ class Changes:
 
         `before` is an earlier status, found together with the positions `since`.
         """
+        # Before and after the status: the request was pending at some position in between.
         positions = self.lookup.inspector.positions(place[0])
         if before is not None and before.state == "pending":
             was_at = _current_place(place, before)
@@ -154,7 +158,8 @@ class Changes:
         after = self.lookup.inspector.positions(place[0])
         if positions is None or after is None:
             return None, status
-        # The lower ones: Redis may have gone back in between, and then shows ended requests as pending.
+        # The lower ones: Redis may have gone back in between, and then shows ended requests as
+        # pending.
         return Positions(*map(min, positions, after)), status
 
     def _reschedule(
@@ -171,6 +176,7 @@ class Changes:
                 return Rescheduled("asked", replacement)
             if replacement.reason != Reason.TOO_LATE:
                 return Rescheduled("rescheduled", replacement)
+            # Too late for this record; promotion may have carried the request to another one.
             before = status
             since, status = self._status_and_positions(place, before, since)
             if status.carried == before.carried:
@@ -191,6 +197,7 @@ class Changes:
             raise ValueError(f"{shard.source(offset)} is no longer in Kafka")
         format = self.lookup.formats[shard.topic]
         new = replacement_of(shard, record, format, countdown_s=countdown_s, at=at)
+        # Otherwise intake would refuse it, and its caller would find only a dead letter.
         checked = self.writer.check(shard.topic, new.value, new.headers)
         if isinstance(checked, Invalid):
             raise ValueError(f"{checked.reason}: {checked.detail}")
@@ -201,15 +208,12 @@ class Changes:
     def _write_cancel(
         self, shard: Shard, offset: int, status: RequestStatus, name: str | None
     ) -> int:
-        """Write a cancel; returns its offset. With `name`, the caller id, it also ends the recurrence.
-
-        With `name` it also goes to the partition that the key maps to now. That differs from the
-        request's if partitions were added since, and a later request under `name` may wait there, unread.
-        """
+        """Write a cancel; returns its offset. By caller id (`name`) it ends the recurrence too."""
         key: str | None = None
         value: bytes | None = None
         headers: list[tuple[str, bytes]] = []
-        if shard.topic in self.settings.schedule_topics:  # compacted: a record needs its key
+        # The topic is compacted, and Kafka refuses records without a key there.
+        if shard.topic in self.settings.schedule_topics:
             key = status.caller_id
         elif name is not None and self.settings.topics[shard.topic] == WRITE_FORMAT:
             key, value = name, cancel_value(name)
@@ -217,6 +221,8 @@ class Changes:
             headers = [(HEADER, request_id(shard, offset).encode())]
 
         def write(writer: RequestWriter) -> int:
+            # If partitions were added since, the key maps to another partition than the request's.
+            # A later request under `name` may wait there, unread.
             if name is not None and key is not None:
                 there, at = writer.write(value, key=key, headers=headers).place
                 if there == shard:
@@ -227,12 +233,12 @@ class Changes:
         return self.writer.with_writer(shard.topic, write)
 
     def _wait_until_read(self, shard: Shard, written: int, offset: int, deadline: float) -> bool:
-        """Whether intake reads the record `written`, and the request at `offset` is not in flight, in time."""
         inspector = self.lookup.inspector
 
         def is_done() -> bool:
             position = inspector.positions(shard)
             is_read = position is not None and position.requests > written
+            # While a batch is in flight, its outcome is unknown: the cancel may be too late.
             return is_read and not inspector.is_in_flight(shard, offset)
 
         return wait_until(is_done, deadline)

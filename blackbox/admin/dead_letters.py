@@ -31,13 +31,14 @@ class DeadLetters:
     def newest(
         self, reason: str | None, is_open: bool, limit: int | None, most_bytes: int
     ) -> list[DeadLetter]:
-        """The letters with this reason, as `Admin.letters`."""
+        """As `Admin.letters`."""
 
         def wanted(letter: DeadLetter) -> DeadLetter | None:
             is_wanted = reason in (None, letter.reason) and not (is_open and letter.became)
             return letter if is_wanted else None
 
         def shown(letter: DeadLetter) -> DeadLetter:
+            # Shortened while they are read: the values of all letters may take gigabytes.
             return letter.shortened(self._target_of(letter), most_bytes)
 
         return self._dead_letter_topic().newest(wanted, limit, keep=shown)
@@ -50,6 +51,7 @@ class DeadLetters:
         """
         dead_letter_topic = self._dead_letter_topic()
         named = frozenset(places)
+        # A discard needs no content, and a replay that of the named letters only.
         found = dead_letter_topic.newest(
             lambda letter: letter if letter.place in named else None,
             keep=lambda letter: (
@@ -72,6 +74,7 @@ class DeadLetters:
                     wanted[place] = self._replay_record(letter) if replay else None
                 except ValueError as why:
                     left[place] = str(why)
+        # It reads again behind its fence: another process may have closed some of them since.
         done = dead_letter_topic.close_letters(wanted) if wanted else []
         late = "just replayed or discarded by another caller"
         return ClosedLetters(done, left | {place: late for place in wanted if place not in done})
@@ -89,6 +92,8 @@ class DeadLetters:
         place = placed(letter.source)
         assert place is not None
         shard, offset = place
+        # A letter without a value is that of a tombstone, unless its detail says that the record
+        # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
         if letter.value is not None or not is_shortened:
             return ReplayRecord(shard, letter.key, letter.value, _without_condition(letter.headers))
@@ -100,6 +105,7 @@ class DeadLetters:
 
     def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""
+        # The topic may hold letters of other deployments, whose formats are not known here.
         topic = letter.source.rpartition("/")[0]
         if topic not in self.lookup.formats:
             return None
@@ -109,5 +115,5 @@ class DeadLetters:
 
 
 def _without_condition(headers: Headers) -> Headers:
-    """The headers without the condition of a replacement: the request it was to replace has ended."""
+    # With the condition it would be too late again: the request it was to replace has ended.
     return headers[:-1] if replaces(headers) else headers

@@ -53,9 +53,10 @@ class StatusLookup:
     def count_partitions(self) -> None:
         """Count the partitions of all topics, unless that was done within `COUNTED_FOR_S`.
 
-        While another thread counts, or Kafka does not answer, the last known counts stay in use. Raises
-        JournalLost when there are none, and NotAllowed; the same error for `FAILED_FOR_S`.
+        While Kafka does not answer, the last known counts stay in use. Raises JournalLost when
+        there are none, and NotAllowed; the same error for `FAILED_FOR_S`.
         """
+        # Callers wait for a count in progress only if none is known yet.
         if self._is_counted() or not self._counting.acquire(blocking=not self._partitions):
             return
         try:
@@ -67,6 +68,7 @@ class StatusLookup:
     def _is_counted(self) -> bool:
         if time.monotonic() >= self._count_at_s:
             return False
+        # For a second, or each of many callers would wait in turn for brokers that do not answer.
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
         return True
@@ -90,13 +92,11 @@ class StatusLookup:
         )
 
     def shards(self) -> Iterator[Shard]:
-        """All shards, by the last partition count."""
         for topic in self._settings.topics:
             for partition in range(self._partitions.get(topic, 0)):
                 yield Shard(topic, partition)
 
     def record(self, shard: Shard, offset: int) -> Record | None:
-        """The record of a request; None when Kafka does not have it."""
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.record(offset)
 
@@ -106,6 +106,7 @@ class StatusLookup:
         There can be several if partitions were added to the request topic, or if callers partition by
         something other than the id.
         """
+        # Each index holds the newest of its shard; between partitions only timestamps compare.
         found = [(shard, self.inspector.offset_of(shard, caller_id)) for shard in self.shards()]
         held = [(shard, offset) for shard, offset in found if offset is not None]
         if len(held) > 1:
@@ -113,15 +114,14 @@ class StatusLookup:
         return held
 
     def _written_ms(self, shard: Shard, offset: int) -> int:
-        """When the caller wrote the request, epoch ms; -1 when Kafka no longer has the record."""
         record = self.record(shard, offset)
+        # The record that promotion wrote is younger than the request.
         if record is not None and carried(record.headers):
             with suppress(ValueError):  # a forged header
                 return carry_of(record).timestamp_ms
         return -1 if record is None else record.timestamp_ms
 
     def request_end(self, shard: Shard) -> int:
-        """The next offset of the shard's partition of the request topic."""
         with closing(ShardJournal(shard, self.access)) as journal:
             return journal.request_bounds().end
 
@@ -154,9 +154,12 @@ class StatusLookup:
             if pending is not None:
                 return replace(as_pending(known, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
+                # A cancel by the first id of a cold request is only stored; the bit stays until the
+                # request is written again.
                 is_ended = self.inspector.is_ended(shard, own.origin)
                 return replace(known, state="ended" if is_ended else "pending", is_cold=True)
             bounds = journal.request_bounds()
+            # Trimming removes records below the start only; above the end nothing was ever written.
             if known.state == "unknown" and offset >= bounds.end:
                 return known
             _wait_for(journal, stats.positions)
@@ -257,17 +260,15 @@ def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
 
 
 def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
-    """Wait until the receipts that the index has applied can be read, for up to `VISIBLE_WITHIN_S`.
-
-    A producer learns of its commit before consumers can read the records.
-    """
+    """Wait up to `VISIBLE_WITHIN_S` until the receipts that the index has applied can be read."""
+    # A producer learns of its commit before consumers can read the records.
     if positions is not None:
         deadline = time.monotonic() + VISIBLE_WITHIN_S
         wait_until(lambda: journal.receipt_bounds().end >= positions.receipts, deadline)
 
 
 def _search_from(since: Positions | None, positions: Positions | None) -> Positions:
-    """The positions to search from: `since`, or the start if Redis has gone back in the meantime."""
+    # After Redis went back, a request that it shows as pending may have ended below `since`.
     if since is None or positions is None:
         return Positions(0, 0)
     is_not_before = positions.requests >= since.requests and positions.receipts >= since.receipts
@@ -275,7 +276,6 @@ def _search_from(since: Positions | None, positions: Positions | None) -> Positi
 
 
 def _limit_exceeded(known: RequestStatus, limit: ReadLimit, *, is_over: bool) -> RequestStatus:
-    """The status when the limit was too small."""
     what = "how it ended" if is_over else "whether it is pending"
     detail = (
         f"{what} was not found: a look-up reads a limited part of the journals, here {limit}; "

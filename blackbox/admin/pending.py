@@ -20,6 +20,7 @@ MOST_LOOKED_AT = 5_000
 MOST_BYTES = 6 << 20
 """Of one page, as it is stored: 8 MiB with messages in base64."""
 
+# Redis keeps scores as doubles: integers are exact up to here.
 LAST_MS = 1 << 53
 
 
@@ -35,7 +36,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """The inverse of `str`. Raises ValueError for anything else."""
+        """Raises ValueError for anything but the `str` of a cursor."""
         try:
             at_ms, topic, partition, offset = text.split(":")
             cursor = cls(int(at_ms), Shard(topic, int(partition)), int(offset))
@@ -66,8 +67,6 @@ class PendingFilter:
 
 
 class FoundPending(NamedTuple):
-    """A pending request and its place in the order."""
-
     cursor: Cursor
     pending: Pending
 
@@ -79,7 +78,6 @@ class FoundPending(NamedTuple):
 
 
 def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
-    """The status of a pending request, with all that its entry in the index says."""
     status = replace(status, state="pending", next_try_ms=pending.next_try_ms)
     entry = pending.entry
     if entry is None:
@@ -112,9 +110,12 @@ def page(
     found: list[FoundPending] = []
     found_bytes = 0
     shards = sorted(shards)
+    # With a filter most entries may be skipped, so a small limit does not bound what is read.
     at_once = min(AT_ONCE, limit) if wanted.target is wanted.caller is None else AT_ONCE
-    whole_bytes = MOST_BYTES // max(1, len(shards)) if whole else None  # all shards are read ahead
+    # A share for each shard: the merge below reads ahead in all of them.
+    whole_bytes = MOST_BYTES // max(1, len(shards)) if whole else None
     listed = partial(inspector.list_pending, count=at_once, whole_bytes=whole_bytes)
+    # With messages, a read ends early at its bytes: only an empty one shows the end.
     fewest = 1 if whole else at_once
     each = heapq.merge(
         *(
@@ -154,9 +155,11 @@ def _stretches(
     inspector: Inspector, shard: Shard, wanted: PendingFilter
 ) -> Iterator[tuple[int, int]]:
     """The score ranges to read in a shard: the wanted times, then the same times in each parking band."""
+    # A caller's `to_ms` must not reach into the bands, whose scores lie behind all times.
     from_ms = -LAST_MS if wanted.from_ms is None else wanted.from_ms
     to_ms = BAND_MS - 1 if wanted.to_ms is None else min(wanted.to_ms, BAND_MS - 1)
     yield from_ms, to_ms
+    # Each band costs a Redis command, and a target has one; dead letters have one of their own.
     if wanted.target is not None:
         bands: Iterable[int] = sorted({band_of(wanted.target), band_of(LETTERS)})
     else:
@@ -170,4 +173,5 @@ def _start(shard: Shard, from_ms: int, after: Cursor | None) -> tuple[int, int |
         return from_ms, None
     if shard == after.shard:
         return after.at_ms, after.offset
+    # At one instant, shards come in order: those before the cursor's are done with this instant.
     return after.at_ms + (shard < after.shard), None

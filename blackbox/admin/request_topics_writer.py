@@ -19,9 +19,10 @@ T = TypeVar("T")
 WRITE_FORMAT = "countdown"
 """The format of the requests that HTTP and the command line write."""
 
+# librdkafka's default of message.max.bytes.
 CLIENTS_MOST_BYTES = 1_000_000
+# For key, headers and Kafka's overhead, which count against the same limit.
 HEADROOM_BYTES = 2_000
-"""Reserved for key, headers and Kafka's overhead in the largest record that a client sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class RequestTopicsWriter:
         topic = self._topic()
         headers: Headers = [("CALLER_SERVICE", caller.encode())] if caller else []
         parsed = [self.check(topic, value, headers) for value in values]
+        # Before the first is written: if one is refused, none may be.
         refused = [
             RefusedValue(number, one.reason, one.detail)
             for number, one in enumerate(parsed)
@@ -86,7 +88,8 @@ class RequestTopicsWriter:
         return parsed if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
 
     def with_writer(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
-        """The result of `write`, called with the producer of this topic. Raises NotSent."""
+        """The result of `write`. Raises NotSent."""
+        # A producer is for one thread. While Kafka hangs, a write holds the lock this long at most.
         if not self._lock.acquire(timeout=ACKNOWLEDGED_WITHIN_S):
             raise NotSent(
                 "nothing was written: Kafka has not acknowledged the previous records; try again"

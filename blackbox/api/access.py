@@ -40,19 +40,18 @@ class Access:
     read_token: str | None = field(default=None, repr=False)
 
     def check(self, request: Request) -> None:
-        """Raise HTTPException 401 or 403 unless the headers allow this request.
-
-        Every path that is not listed as open is protected, so no route can forget the check.
-        """
+        """Raise HTTPException 401 or 403 unless the headers allow this request."""
         path = request.scope["path"]
         is_read = request.method in READING_METHODS
         is_open = is_read and (path in OPEN_PATHS or path.startswith(OPEN_FOLDER))
         if self.operate_token is self.read_token is None:
+            # Before the open paths: a page of another site must not read metrics either.
             self._check_same_site(request)
             if self.is_closed and not is_open:
                 raise HTTPException(403, CLOSED)
         if not is_read:
             self.operate(request)
+        # Every path that is not listed as open is protected, so no route can forget the check.
         elif not is_open:
             self.read(request)
 
@@ -93,16 +92,16 @@ class Access:
         return True
 
     def _check_same_site(self, request: Request) -> None:
-        """On loopback, raise HTTPException 403 for requests from pages of other sites.
-
-        Covers DNS rebinding (by Host) and cross-site requests (by Origin and Sec-Fetch-Site).
-        """
+        """On loopback, raise HTTPException 403 for requests from pages of other sites."""
         if not all(map(is_loopback, self.hosts)):
             return
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
+        # With DNS rebinding a foreign name resolves to 127.0.0.1; only Host still shows that name.
         own = _address(str(request.url) if host is None else f"//{host}")
         theirs = own if origin is None else _address(origin)
+        # The port too: another service on this host serves pages of another origin.
         is_here = own.is_loopback and theirs.is_loopback and own.port == theirs.port
+        # Browsers send no Origin with a GET for an image or a script of another site.
         if not is_here or request.headers.get("Sec-Fetch-Site") == "cross-site":
             raise HTTPException(
                 403,
@@ -134,6 +133,7 @@ def is_loopback(host: str) -> bool:
 
 def _has(request: Request, token: str) -> bool:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    # Bytes: compare_digest raises TypeError for text that is not ASCII, which clients can send.
     is_same = hmac.compare_digest(given.strip().encode(), token.encode())
     return scheme.lower() == "bearer" and is_same
 

@@ -19,16 +19,12 @@ BODY_WITHIN_S = 60.0
 MOST_HELD_BYTES = 64 << 20
 """Most bytes of all bodies together, until they are answered."""
 
+# Of each body, not counted: 512 connections with 64 KiB each hold 32 MiB, and few bodies need more.
 FREE_BYTES = 64 << 10
-"""The first bytes of each body, which are not counted: they fit for all connections, and few bodies need more."""
 
 
 class AccessMiddleware:
-    """Admits requests by their headers alone; the body of a refused request is not read.
-
-    FastAPI routes read the body before they evaluate their dependencies, and Starlette's own limit
-    answers before the token is checked.
-    """
+    """Admits requests by their headers alone; the body of a refused request is not read."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -39,6 +35,7 @@ class AccessMiddleware:
         if scope["type"] == "http":
             try:
                 request = Request(scope)
+                # Not a dependency: FastAPI reads the body before it evaluates dependencies.
                 self._access.check(request)
                 _check_length(request, MOST_BYTES)
             except HTTPException as refusal:
@@ -56,15 +53,13 @@ def error_response(refusal: HTTPException) -> JSONResponse:
 
 
 class _HeldBytes:
-    """The counted bytes of all bodies held now."""
-
     count = 0
 
 
 class _Body:
-    """The body as the app receives it. Raises HTTPException 413 for its size, 408 for its deadline.
+    """The body as the app receives it.
 
-    Raises 503 when all bodies held at once would be too large.
+    Raises HTTPException 413 for its size, 408 for its deadline, 503 for the size of all bodies.
     """
 
     def __init__(self, receive: Receive, held: _HeldBytes) -> None:
@@ -84,6 +79,7 @@ class _Body:
     async def receive(self) -> Message:
         if self._is_whole:  # only a disconnect can follow, at any time
             return await self._receive()
+        # One deadline from the first read on: with one per part, a client could send bytes forever.
         self._until_s = min(self._until_s, asyncio.get_running_loop().time() + BODY_WITHIN_S)
         try:
             async with asyncio.timeout_at(self._until_s):
@@ -120,6 +116,7 @@ async def small_body(request: Request, most_bytes: int) -> bytes:
 
 
 def _check_length(request: Request, most_bytes: int) -> None:
+    # A chunked body has no Content-Length; it is counted while it is read.
     length = request.headers.get("Content-Length", "0")
     if not length.isdecimal() or int(length) > most_bytes:
         raise _too_large(most_bytes)

@@ -139,6 +139,7 @@ class CancelState(BaseModel):
 class NewDueTime(BaseModel):
     """The new due time; exactly one field."""
 
+    # strict: pydantic would otherwise take "60" and true for numbers.
     model_config = ConfigDict(extra="forbid", strict=True)
 
     countdown: float | None = Field(None, allow_inf_nan=False, description="seconds from now")
@@ -187,7 +188,7 @@ class LetterState(BaseModel):
     def of(
         cls, letter: DeadLetter, most_sent_bytes: int | None = None, *, with_record: bool = True
     ) -> LetterState:
-        """With key and value cut to so many bytes of JSON each."""
+        """`most_sent_bytes`: of key and value each, as JSON."""
         state = cls.model_validate(letter.without_content(), from_attributes=True)
         if with_record:
             state.key, state.key_encoding = _shown(letter.key, most_sent_bytes)
@@ -201,17 +202,18 @@ def _shown(held: bytes | None, most_bytes: int | None) -> tuple[str | None, str 
     try:
         text = held.decode()
     except UnicodeDecodeError:
+        # Base64 makes four characters of three bytes.
         whole = None if most_bytes is None else most_bytes // 4 * 3
         return b64encode(held[:whole]).decode(), "base64"
     if most_bytes is not None and _sent_bytes(text) > most_bytes:
+        # JSON takes one to six bytes for a character, so the cut is searched, not computed.
         cuts = range(1, len(text))
         text = text[: bisect_right(cuts, most_bytes, key=lambda end: _sent_bytes(text[:end]))]
     return text, None
 
 
 def _sent_bytes(text: str) -> int:
-    """As JSON, without the quotes: six for a control character."""
-    return len(orjson.dumps(text)) - 2
+    return len(orjson.dumps(text)) - 2  # the quotes
 
 
 class Letters(BaseModel):

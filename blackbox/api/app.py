@@ -24,21 +24,23 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.records.errors import IndexFull, RecoveryRequired
 
+# Faults that one error names; a body can have a million.
 FAULTS_NAMED = 10
-"""How many faults of one request an error names; a request can have a million."""
 
 
 def make_probes(service: Health, metrics: Metrics) -> FastAPI:
-    """Probes and metrics only, without FastAPI's documentation pages, which load scripts from other sites."""
+    """Probes and metrics only."""
     app = FastAPI(
         title="blackbox",
         version=version("blackbox"),
+        # FastAPI's documentation pages load scripts from other sites.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
     )
 
+    # Coroutines need none of the 40 threads, all of which may wait for Kafka or Redis.
     @app.api_route("/livez", methods=READS, include_in_schema=False)
     async def live() -> JSONResponse:
         return _probe("live", service.is_live(), stuck=list(map(str, service.stuck())))
@@ -62,7 +64,7 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
 
 def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings) -> FastAPI:
-    """Probes, metrics, the API, which `/openapi.json` describes, and the web page."""
+    """Probes, metrics, the API and the web page."""
     app = make_probes(service, metrics)
     access = Access(settings.hosts, *settings.api_tokens)
     turns = Turns()

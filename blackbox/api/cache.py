@@ -14,10 +14,7 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Caches results of `make` for `kept_s`; callers wait while one is being made. Safe from any thread.
-
-    RecoveryRequired is cached as well: callers must not wait one by one for a server that is down.
-    """
+    """Caches results of `make` for `kept_s`; callers wait while one is made. For any thread."""
 
     def __init__(self, make: Callable[[K], V], kept_s: float) -> None:
         self._make = make
@@ -37,13 +34,16 @@ class Cache(Generic[K, V]):
                 self._entries[key] = self._make_entry(key)
             _, found = self._entries[key]
         if isinstance(found, RecoveryRequired):
+            # A copy: each raise of one exception adds to its traceback, and threads would share it.
             raise type(found)(str(found))
         return found
 
     def _make_entry(self, key: K) -> tuple[float, V | RecoveryRequired]:
+        # From its start: an answer is as old as the first thing it was computed from.
         began_s = time.monotonic()
         try:
             return began_s, self._make(key)
         except RecoveryRequired as failure:
-            # From its end: waiting for a server that is down may take longer than `kept_s`.
+            # Kept as well, or callers would wait one by one for a server that is down. From its
+            # end: this wait may take longer than `kept_s`.
             return time.monotonic(), failure

@@ -18,61 +18,63 @@ logger = logging.getLogger("blackbox.http")
 MOST = 512
 """Most connections open at once; fewer if the limit of open files is below four times this."""
 
+# Connections that the system queues until they are accepted. If it is full, the system drops the
+# SYN, and the client retries only after a second.
 BACKLOG = 1024
-"""Connections that the system queues before they are accepted; if it is full, clients retry after a second."""
 
 HEAD_S = 10.0
 """Time for a request's head: from the connection, or the first byte of a later request, to its end."""
 
+# Between two requests. Proxies close theirs after a minute, and must be the first to close: a
+# request that is sent while the server closes is lost.
 IDLE_S = 75.0
-"""Time between two requests. Proxies close theirs after a minute, and must be the first to close."""
 
+# For the rest of a body that is not read. With an immediate close the client might miss the answer.
 LEFTOVER_S = 2.0
-"""Time for the rest of a body that is not read. With an immediate close the client might miss the answer."""
 
 UNREAD_S = 30.0
 """Time within which a client must read some part of its answer."""
 
+# Within which it must read the whole: reading byte by byte, it could hold the connection forever.
 TAKEN_S = 120.0
-"""Time within which it must read the whole; reading byte by byte, it could hold the connection forever."""
 
+# Of all answers together: each may have megabytes, and there may be 512 connections.
 MOST_UNREAD_BYTES = 64 << 20
-"""Of all answers together that their clients have not read. Each may have megabytes."""
 
 LOGGED_EVERY_S = 60.0
 
 Phase = Literal["head", "body", "answer", "taking", "leftover", "idle"]
+# "body" is absent: AccessMiddleware limits it, and can still answer 408. So is "answer": the client
+# waits for the service then.
 _LIMITS: dict[Phase, float] = {
     "head": HEAD_S,
     "taking": TAKEN_S,
     "leftover": LEFTOVER_S,
     "idle": IDLE_S,
 }
-"""How long each phase may take; `AccessMiddleware` limits bodies, and answers the client with an error."""
 
 
 def most_open() -> int:
-    """The connection limit: a quarter of this process's files at most, to leave Kafka, Redis and Spark the rest."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The other three quarters are for Kafka, Redis and Spark.
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 4))
 
 
 def accepted_at_once() -> int:
-    """How many are accepted per turn of the event loop; an excess one is closed only three turns later."""
+    """How many connections one turn of the event loop accepts."""
+    # An excess connection is closed only three turns later; until then all of them take files.
     return max(1, most_open() // 8)
 
 
 class LogLimit:
-    """Lets one log line through per `LOGGED_EVERY_S`: clients must not be able to fill the log.
-
-    As the filter of a logger it limits the lines of some `levels`, and adds to a line how many were dropped before it.
-    """
+    """Lets one log line of these `levels` through per `LOGGED_EVERY_S`."""
 
     def __init__(self, levels: range = range(logging.CRITICAL + 1)) -> None:
         self._levels = levels
         self._next_s = -math.inf
         self._left_out = 0
 
+    # Clients cause these lines, and must not be able to fill the log.
     def allows(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_s:
@@ -112,6 +114,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._enter("head")
         if len(self.connections) > most_open():
+            # A connection whose request is being answered is never closed to make room.
             _make_room(one for one in self._all() if one._phase != "answer")
             if self._full_log.allows():
                 logger.warning(
@@ -121,7 +124,7 @@ class Connection(H11Protocol):
                 )
 
     def _all(self) -> list[Connection]:
-        """Those that are open, this one among them."""
+        # uvicorn removes an aborted connection in connection_lost, which runs in a later turn.
         return [one for one in cast("set[Connection]", self.connections) if not one._is_ended]
 
     def _bound_unread(self) -> None:
@@ -144,7 +147,7 @@ class Connection(H11Protocol):
         self._update_phase()
 
     def send_400_response(self, msg: str) -> None:
-        """Send 400 only if no answer has begun; otherwise close. uvicorn's own would fail with a traceback."""
+        # Once an answer has begun, h11 refuses another one: uvicorn's own method raises.
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the app's answer cannot be sent any more
             self.cycle.message_event.set()
@@ -154,8 +157,9 @@ class Connection(H11Protocol):
             self._end()
 
     def on_response_complete(self) -> None:
-        """The next request waits until this answer has left: a client has one answer at most to take."""
-        self.transport.set_write_buffer_limits(0)  # writing pauses if anything is left
+        # A pipelined request waits until this answer has left: a client holds one answer at most.
+        # With a limit of 0, writing pauses if anything is left.
+        self.transport.set_write_buffer_limits(0)
         if not self.flow.write_paused:
             self._go_on()
         self._update_phase()
@@ -188,7 +192,6 @@ class Connection(H11Protocol):
         """Disable uvicorn's timer: it starts before the answer is read, and waits for that without limit."""
 
     def _expect_less(self, before: float = math.inf) -> None:
-        """End the connection unless the unread part of the answer has shrunk since the last check."""
         left = self.transport.get_write_buffer_size()
         if left >= before:
             self._end()
@@ -220,8 +223,8 @@ class Connection(H11Protocol):
         self._deadline = None if limit_s is None else self.loop.call_later(limit_s, self._end)
 
     def _end(self) -> None:
-        """Abort the connection: a close would wait for a client that does not read its answer."""
         self._is_ended = True
+        # close() would wait for a client that does not read its answer.
         self.transport.abort()
 
 
@@ -238,6 +241,7 @@ def limit_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
         if isinstance(context.get("protocol"), Connection):
             if broken.allows():
                 loop.default_exception_handler(context)
+        # asyncio reports a failed accept, such as EMFILE, here; only the text tells it from others.
         elif "accept" not in context["message"]:
             loop.default_exception_handler(context)
         elif not_accepted.allows():
@@ -249,6 +253,7 @@ def limit_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(failed)
 
 
+# Two limits, so that invalid requests, which are cheap to send, do not hide an error.
 _uvicorn = logging.getLogger("uvicorn.error")
 _uvicorn.addFilter(LogLimit(range(logging.ERROR)))  # "Invalid HTTP request received."
 _uvicorn.addFilter(LogLimit(range(logging.ERROR, logging.CRITICAL + 1)))  # those with a traceback

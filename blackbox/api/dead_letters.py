@@ -14,8 +14,8 @@ from blackbox.api.requests import body_of
 from blackbox.api.turns import Turns
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES
 
+# Of a body that names letters; a thousand of the longest places take a third of it.
 MOST_BYTES = 1 << 20
-"""Most bytes of a body that names letters; a thousand of the longest places take a third of it."""
 
 MOST_ANSWER_BYTES = 8 << 20
 """Most bytes of all keys and values in one answer, as they are sent."""
@@ -30,9 +30,10 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="the maximum number of l
 
 
 def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
-    """Paths under `/dead-letters`."""
     router = APIRouter(responses=FAILURES)
+    # Letters first: callers that wait for their turn there must not hold one of the eight reads.
     looks = [Depends(turns.letters), Depends(turns.read)]
+    # Body first: a slow client must not hold a turn.
     changes = [places_body, Depends(turns.change)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
@@ -48,6 +49,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
         deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
         cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
         """
+        # Half for the key, half for the value of each.
         most_sent_bytes = MOST_ANSWER_BYTES // (2 * limit)
         most_bytes = min(MOST_SHOWN_BYTES, most_sent_bytes)
         found = admin.letters(reason, is_open=is_open, limit=limit, most_bytes=most_bytes)

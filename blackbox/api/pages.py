@@ -20,6 +20,7 @@ TYPES = {
     "svg": "image/svg+xml",
 }
 GUARDED = {
+    # Browsers compare the ETag at each use, so an upgrade never leaves a mix of old and new files.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -30,7 +31,7 @@ GUARDED = {
 
 
 def routes() -> APIRouter:
-    """`/`, `/docs`, and the files they load. These hold no secrets and need no token; the API does."""
+    """`/`, `/docs`, and the files they load."""
     router = APIRouter()
     for file in (files("blackbox.api") / "page").iterdir():
         kind = TYPES.get(file.name.rpartition(".")[2])
@@ -45,6 +46,7 @@ def _answer(content: bytes, kind: str) -> Callable[[str], Awaitable[Response]]:
     headers = GUARDED | {"Content-Type": kind, "ETag": f'"{sha256(content).hexdigest()[:32]}"'}
 
     async def answer(if_none_match: Annotated[str, Header()] = "") -> Response:
+        # `in`: clients may list several, and proxies that compress make an ETag weak (`W/"…"`).
         if headers["ETag"] in if_none_match:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)

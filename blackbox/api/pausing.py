@@ -15,6 +15,7 @@ from blackbox.records.request import is_topic_name
 
 
 def _topic(name: str) -> str:
+    # The pattern below, which OpenAPI shows, also matches `.` and `..`; Kafka refuses both.
     if not is_topic_name(name):
         raise ValueError("not a valid topic name")
     return name
@@ -28,7 +29,6 @@ Topic = Annotated[
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:
-    """Paths under `/targets`."""
     router = APIRouter(responses=FAILURES)
     changes = [Depends(turns.change)]
 

@@ -54,12 +54,11 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def body_of(model: type[B], most_bytes: int) -> Callable[[Request], Awaitable[B]]:
-    """A dependency that parses the body as JSON, whatever its Content-Type: curl's default is another one.
+    """A dependency that parses the body as JSON. Raises HTTPException 413 above `most_bytes`."""
 
-    The limit must be small: the event loop parses the body, and each fault takes a kilobyte.
-    """
-
+    # Not FastAPI's own parsing, which wants a Content-Type of JSON: curl's default is another one.
     async def read(request: Request) -> B:
+        # The limit must be small: the event loop parses the body, and each fault takes a kilobyte.
         body = await small_body(request, most_bytes)
         try:
             return model.model_validate_json(body)
@@ -85,7 +84,8 @@ async def _caller(named: CallerName = None, proxied: ProxiedCallerName = None) -
     given = {held for held in (named, proxied) if held}
     if not given:
         return None
-    names = {caller_name(held.encode("latin-1")) for held in given}  # as HTTP headers are decoded
+    # Starlette decodes headers as latin-1; the name is UTF-8.
+    names = {caller_name(held.encode("latin-1")) for held in given}
     [name, *others] = names
     if name is None or others:
         raise HTTPException(
@@ -98,7 +98,6 @@ Caller = Annotated[str | None, Depends(_caller)]
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:
-    """Paths under `/requests`."""
     router = APIRouter(responses=FAILURES)
     _add_sending(router, admin, turns)
     _add_reading(router, admin, turns)
@@ -190,7 +189,8 @@ def _add_changes(router: APIRouter, admin: Admin, turns: Turns) -> None:
 
 def _lines(body: bytes) -> list[bytes]:
     """The requests of a bulk body. Raises HTTPException 413 for too many, 422 for none."""
-    count = body.count(b"\n") + (not body.endswith(b"\n"))  # before creating an object per line
+    # Counted before they are split: 16 MiB of newlines would become millions of objects.
+    count = body.count(b"\n") + (not body.endswith(b"\n"))
     if count > MOST_AT_ONCE:
         raise HTTPException(
             413, f"the body has {count} lines; send at most {MOST_AT_ONCE}, or use `blackbox load`"

@@ -58,7 +58,6 @@ class Schedule(BaseModel):
 
 
 def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> APIRouter:
-    """`/liveness`, `/info` and `/schedules`."""
     router = APIRouter(responses=FAILURES)
     looks = [Depends(turns.read)]
 
@@ -66,6 +65,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
         "/liveness",
         responses={500: {"model": Failure, "description": "delivery has stopped for a shard"}},
     )
+    # A coroutine without a turn: it answers while all threads wait for Kafka or Redis.
     async def liveness() -> dict[str, bool]:
         """Whether due messages are delivered."""
         if health.is_live():
@@ -102,7 +102,8 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
             return b",\n".join(_schedules(found)), next_
 
         async with turns.schedules(SCHEDULES_WITHIN_S):
-            first = await run_in_threadpool(read, None)  # an error is an answer of its own here
+            # Read before the answer begins: only now can a failure still become a 503.
+            first = await run_in_threadpool(read, None)
         return StreamingResponse(_array(turns, read, *first), media_type="application/json")
 
     return router
@@ -111,17 +112,19 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
 async def _array(
     turns: Turns, read: ReadPage, text: bytes, next_: Cursor | None
 ) -> AsyncIterator[bytes]:
-    """Page after page. No turn is held, and nothing but the connection holds a page, while a client takes it."""
     before = b"["
     while True:
         if text:
             yield before
             yield text
             before = b",\n"
+        # Only the connection holds the page while the client takes it. No turn is held either, or a
+        # slow client would shut out all others.
         text = b""
         if next_ is None:
             break
         yield b"\n"  # returns when the client has taken the page
+        # Without limit: the status has been sent, so 503 cannot be answered any more.
         async with turns.schedules(None):
             text, next_ = await run_in_threadpool(read, next_)
     yield b"[]" if before == b"[" else b"]"
@@ -151,6 +154,6 @@ def _schedule(topic: str, entry: Entry) -> dict[str, Any]:
 
 
 def _timestamp_s(entry: Entry) -> int:
-    """When the schedule was written: the last such header; blackbox appends its own to the caller's."""
+    # The last one: a caller's record may have this header already, and blackbox appends its own.
     written = [value for name, value in entry.headers if name == "scheduler-timestamp"]
     return int(written[-1] or 0) if written else 0

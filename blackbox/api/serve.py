@@ -15,6 +15,7 @@ from blackbox.api.connections import BACKLOG, Connection, accepted_at_once, limi
 from blackbox.config.settings import SettingsError
 
 START_S = 10.0
+# Both are part of the five seconds in which a service must stop, even while Kafka or Redis hangs.
 FINISH_S = 1
 STOP_S = 3.0
 _POLL_S = 0.01
@@ -56,6 +57,7 @@ class HttpServer:
                 backlog=accepted_at_once(),
                 lifespan="off",
                 ws="none",
+                # Its own configuration installs handlers that do not escape control characters.
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -96,7 +98,8 @@ class HttpServer:
                 raise RuntimeError(f"the HTTP server on {self._host}:{self._port} did not start")
             time.sleep(_POLL_S)
         for one in self._sockets:
-            # asyncio uses one number for the backlog and for how many it accepts per turn.
+            # asyncio uses one number for the backlog and for how many it accepts per turn. uvicorn
+            # got the small one; a second listen() changes the system's queue alone.
             one.listen(BACKLOG)
 
     def stop(self) -> None:
@@ -110,6 +113,7 @@ class HttpServer:
 
 def _listen(host: str | None, port: int, where: str) -> socket.socket:
     try:
+        # AI_PASSIVE: without a host, as in `:9090`, the address is that of all interfaces.
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -118,6 +122,7 @@ def _listen(host: str | None, port: int, where: str) -> socket.socket:
         raise SettingsError(
             f"{where}: cannot listen: {error.strerror}; wanted: an address of this host and a free port (0: any)"
         ) from None
-    # Accepted sockets inherit this. Without it each request on a reused connection waits 40 ms for an ACK.
+    # Accepted sockets inherit this. Without it each request on a reused connection waits 40 ms for
+    # an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

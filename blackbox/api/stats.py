@@ -15,9 +15,10 @@ from blackbox.api.described import FAILURES
 from blackbox.api.turns import Turns
 
 PROFILE_STEPS = 60
+# Callers, and targets, that are listed: callers choose names, and could make answers of megabytes.
 NAMES = 100
-"""How many callers, and how many targets, are listed one by one."""
 
+# All viewers of the page share one answer: each costs reads of a thousand entries per shard.
 KEPT_S = 1.0
 
 
@@ -66,7 +67,6 @@ class Counts(BaseModel):
 
 
 def routes(admin: Admin, turns: Turns) -> APIRouter:
-    """`/stats`."""
     router = APIRouter(responses=FAILURES)
     cache = Cache(partial(_counts, admin), KEPT_S)
 

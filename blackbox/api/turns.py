@@ -8,22 +8,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi.exceptions import HTTPException
 
+# Shares of the 40 threads that answer, so that reads and changes do not block each other: each may
+# wait seconds for Kafka or Redis. Fewer reads, as a read uses much of the CPU core that delivers.
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 24
-"""Shares of the 40 threads that answer, so that reads and changes do not block each other.
-
-Each may wait seconds for Kafka or Redis. A read also uses much of the CPU core that delivers.
-"""
 
 READ_WITHIN_S = 2.0
 CHANGE_WITHIN_S = 10.0
 """How long a read, or a change, waits for its turn."""
 
+# One of each at a time: a page of schedules has megabytes, and a read of the dead letters reads up
+# to 10,000 records of each partition.
 SCHEDULES_WITHIN_S = 10.0
-"""The same for the first page of schedules, one of which is read at a time: it has megabytes."""
-
 LETTERS_WITHIN_S = 10.0
-"""How long a read of the dead letters waits for its turn; there is one at a time."""
 
 
 class Turns:
@@ -59,6 +56,7 @@ async def _turn(
     places: asyncio.Semaphore, within_s: float | None, busy: str
 ) -> AsyncIterator[None]:
     try:
+        # Only the wait has a limit; a change that has begun must report its outcome.
         async with asyncio.timeout(within_s):
             await places.acquire()
     except TimeoutError:

@@ -65,6 +65,7 @@ def audit(
     Runs beside the live service. Exits with 0 when every request is accounted for, else with 1.
     """
     settings = load_silenced()
+    # Checked first: an audit of large journals takes minutes.
     if html is not None and not html.absolute().parent.is_dir():
         raise BadUsage(
             f"--html {html}: the folder {html.absolute().parent} does not exist; create it"
@@ -113,6 +114,7 @@ def _audited(
 def _as_json(verdict: AuditVerdict) -> dict[str, Any]:
     found = asdict(verdict) | {"verdict": "clean" if verdict.is_clean else "exceptions"}
     late = verdict.lateness
+    # Without the histogram, which only the report draws.
     found["lateness"] = late and {
         name: getattr(late, name) for name in ("p50_ms", "p99_ms", "longest_ms")
     }

@@ -48,6 +48,7 @@ class Bar(Progress):
 
         def follow() -> None:
             while not over.wait(LOOK_S):
+                # A progress bar is not worth a failed command; the next look may succeed.
                 with suppress(RecoveryRequired):
                     done, total = look()
                     self.update(self.step, completed=done, total=total or None)
@@ -66,6 +67,7 @@ class Bar(Progress):
 def spark(settings: Settings, doing: str) -> Iterator[SparkSession]:
     """A Spark session for one command; `doing` and the progress are shown on stderr."""
     need_spark()
+    # Not at the top: the other commands must start without pyspark, and without its import time.
     from blackbox.spark.spark_session import start_session
 
     with Bar() as bar:
@@ -85,7 +87,8 @@ def tasks_of(session: SparkSession) -> Callable[[], tuple[int, int]]:
         for stage in {*stages, *tracker.getActiveStageIds()}:
             if (found := tracker.getStageInfo(stage)) is not None:
                 stages[stage] = found.numCompletedTasks, found.numTasks
-            elif stage in stages:  # Spark forgets old stages: count it as done
+            # Spark forgets old stages. Without this, the count of finished tasks would go down.
+            elif stage in stages:
                 stages[stage] = stages[stage][1], stages[stage][1]
         done, planned = zip((0, 0), *stages.values(), strict=True)
         return sum(done), sum(planned)

@@ -75,7 +75,6 @@ def reschedule(
 def _report(
     done: Cancelled | Rescheduled, done_word: str, texts: dict[str, str], id: str, *, json: bool
 ) -> None:
-    """Print the outcome; `texts` has the command's own texts for some outcomes."""
     if json:
         typer.echo(as_json(asdict(done)))
     elif done.request is None:

@@ -41,6 +41,7 @@ def demo(
     # When the command was started: almost all the time until here was CPU time.
     began_s = time.time() - time.process_time()
     logs.disable()
+    # Also for SIGTERM: only an exception in the main thread stops the servers.
     signals.interrupt()
     from rich.console import Console
 

@@ -47,7 +47,7 @@ def failures_explained() -> Iterator[None]:
 
 def error_exit(text: str, code: int = FAILED) -> typer.Exit:
     """Print the lines of an error; raise the returned exception to end the command."""
-    # https://no-color.org, which typer does not support
+    # https://no-color.org, which typer does not support.
     mark = "error:" if os.environ.get("NO_COLOR") else typer.style("error:", fg="red")
     for line in text.split("\n"):
         typer.echo(f"{mark} {logs.printable(line)}", err=True)

@@ -58,6 +58,7 @@ def ledger(
 
 def _extend(settings: Settings, place: str, accept_gap: bool, json: bool) -> None:
     access = kafka(settings, logs.NO_CLIENT_LOG)
+    # The imports below need pyspark, of which `spark` reports with one line that it is missing.
     with spark(settings, "reading the journals") as session:
         from blackbox.jobs.ledger.extend import extend
 
@@ -123,6 +124,7 @@ def _print_tables(done: Done) -> None:
         tables.add_row(name, *(f"{number:,}" for number in numbers), compacted)
     shards = table(["shard"], ["requests", "receipts", "gaps"])
     journals = done.manifest.journals
+    # A shard has two journals; its requests are in one table, its receipts in the other.
     for shard in sorted({journal.shard for journal in journals}):
         both = [journals[j] for j in (JournalKey("requests", shard), JournalKey("outcomes", shard))]
         lost = sum(gap.end - gap.start for covered in both for gap in covered.gaps)

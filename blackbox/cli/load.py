@@ -81,6 +81,8 @@ def load(
     settings = load_silenced()
     topic = _topic(request_topic, settings)
     kind = _kind(format)
+    # With the content of a file they name its load: the same command again continues it, another
+    # topic, caller or --again begins a new one.
     options = (topic, _utf8("--caller", caller), _utf8("--again", again))
     access = kafka(settings, logs.NO_CLIENT_LOG)
     need_spark()
@@ -93,6 +95,7 @@ def load(
             bar.show("reading", sum(os.path.getsize(path) for path, _ in found))
             files = read_files(found, options, partial(bar.advance, bar.step))
             job = Load(settings, access, topic, caller, files)
+            # A complete load needs no Spark, which takes several seconds to start.
             if job.is_finished and not dry_run:
                 done = Loaded(len(files), job.rows_in, 0, job.rows_in)
             else:
@@ -122,11 +125,13 @@ def _check_and_send(
 
     bar.show("starting Spark")
     with start_session(settings.spark_master, settings.spark_settings()) as session:
+        # All rows before the first is sent: a bad row must not leave a part of the load in Kafka.
         bar.show("validating")
         begun_s = time.monotonic()
         with bar.following(tasks_of(session)):
             verdict = job.validate(session, most_bytes, whole=dry_run)
         if verdict.bad:
+            # A live bar would overwrite the lines of the error.
             bar.stop()
             raise _refused(verdict, job.rows_in, json=json)
         judged_s = time.monotonic() - begun_s
@@ -158,6 +163,7 @@ def _kind(asked: str | None) -> str | None:
 
 
 def _utf8(option: str, text: str | None) -> str | None:
+    # Python keeps bytes of an argument that are not UTF-8 as surrogates, which cannot be encoded.
     try:
         (text or "").encode()
     except UnicodeEncodeError:

@@ -57,6 +57,7 @@ def _print_table(states: list[RequestState]) -> None:
     listed = table(("due", "to topic", "caller", "its id", "id"))
     for state in states:
         names = (state.target, state.caller, state.caller_id)
-        shown = (Text(printable(name or "-")) for name in names)  # Text: rich must not parse markup
+        # Text: rich must not parse the names that callers chose as markup.
+        shown = (Text(printable(name or "-")) for name in names)
         listed.add_row(instant(state.due_ms), *shown, state.id)
     print_whole(listed)

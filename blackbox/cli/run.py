@@ -52,11 +52,14 @@ def run(
         raise BadUsage(f"--data {data} is only for embedded servers; add --embedded")
     logs.to_stderr()
     overrides = {} if engine is None else {"engine": engine}
+    # Loaded before the servers start, which takes seconds: a bad value is reported at once. Brokers
+    # are required, so they get a name that is replaced below.
     settings = load(**overrides | ({"kafka_bootstrap_servers": "embedded"} if embedded else {}))
     _check_engine(settings, only)
     with ExitStack() as ending:
         if embedded:
             settings = load(**overrides | _start_servers(data, ending))
+        # Only now: while servers start, Ctrl-C must raise, as nothing waits for `stop` yet.
         stop = Event()
         signals.announce(stop)
         try:
@@ -64,15 +67,16 @@ def run(
         except UnsafeConfiguration as refusal:
             raise error_exit(str(refusal), REFUSED) from None
         except Exception as failure:
+            # A failure in Spark comes with the JVM's stack traces; others are faults of blackbox.
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise
             raise error_exit(f"Spark failed: {in_one_line(failure)}") from None
+    # After the embedded servers have stopped: leaving skips all that is still on the stack.
     if not has_ended:
         signals.leave()
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:
-    """Refuse an engine that this installation cannot run, before anything starts. Raises BadUsage."""
     if settings.engine != "spark":
         if only is not None:
             raise BadUsage(
@@ -80,6 +84,7 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
                 "remove it"
             )
         return
+    # Reads the file: a bad one is refused here, not after Kafka and Redis have started.
     settings.spark_settings()
     missing = missing_packages(SPARK_PACKAGES)
     if missing:
@@ -99,6 +104,7 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
 def _start_servers(data: Path | None, ending: ExitStack) -> dict[str, str]:
     from blackbox.embedded import EmbeddedStack
 
+    # Until the service runs, a signal must unwind `ending`, which stops the servers.
     signals.interrupt()
     stack = EmbeddedStack(data, progress=lambda text: typer.echo(text, err=True))
     ending.enter_context(stack)

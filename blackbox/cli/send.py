@@ -67,15 +67,17 @@ def send(
             countdown_s=countdown, at=typed_instant(at), key=key, id=id,
             headers=dict(map(_header, header or ())), every_s=every, cron=cron, timezone=timezone,
         )  # fmt: skip
+    # Python keeps bytes of an argument that are not UTF-8 as surrogates, which orjson refuses.
     except TypeError as error:
         raise BadUsage(f"an argument cannot be sent as JSON: {error}; use UTF-8") from None
+    # Otherwise the command would succeed, and intake would make the request a dead letter.
     _refuse_invalid(value, settings)
     with _client(settings, caller, request_topic) as client:
         typer.echo(client.write(value, key=id).id)
 
 
 def _from_stdin() -> str:
-    """Read the message from stdin, which `ps` does not show, unlike arguments."""
+    # For messages that `ps` must not show, as it shows arguments.
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -93,6 +95,7 @@ def _client(settings: Settings, caller: str | None, request_topic: str | None) -
         request_topic=chosen_topic(request_topic, settings),
         kafka_settings=access.settings,
     )
+    # Reports a missing topic at once; librdkafka first waits for it to appear.
     client.check_topic()
     return client
 

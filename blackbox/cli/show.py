@@ -44,13 +44,13 @@ def show(
 
 
 def _statuses(text: str, lookup: StatusLookup, topics: list[str]) -> list[RequestStatus]:
-    """The statuses of the requests that `text` names; those pending under a caller's id newest first."""
     if _MEMBER.fullmatch(text) and int(text, 16) <= MAX_OFFSET:
-        # A member of the index does not name its shard.
+        # A member is an offset, and does not name its shard: look in all of them.
         everywhere = (lookup.status(shard, int(text, 16)) for shard in lookup.shards())
         return [status for status in everywhere if status.state != "unknown"]
     try:
         places = [_place(text, topics)]
+    # Neither an id nor a place; only the index knows caller ids, and only while they are pending.
     except BadUsage as usage:
         places = lookup.pending_under(text)
         if not places:

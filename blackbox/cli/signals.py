@@ -12,8 +12,9 @@ from threading import Event, Thread
 from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+# A second signal this soon is taken for the first: wrappers forward what the process group also
+# gets.
 SAME_S = 0.5
-"""A second signal this soon is taken for the first: wrappers forward what the process group also gets."""
 
 
 def interrupt() -> None:
@@ -28,12 +29,10 @@ def interrupt() -> None:
 
 
 def announce(stop: Event) -> None:
-    """Make the first signal set `stop`.
-
-    Python runs a handler only when the main thread runs again. That never happens if the main thread
-    waits for `stop` and the signal went to another thread, or arrived just before the wait. So the
-    signal number is also written to a socket, at once and from any thread; a thread reads it here.
-    """
+    """Make the first signal set `stop`."""
+    # Python runs a handler only when the main thread runs again. That never happens if it waits for
+    # `stop`, and the signal went to another thread or arrived just before the wait. The number of
+    # the signal is written to this socket at once, and from any thread.
     signals, written_to = socket.socketpair()
     written_to.setblocking(False)
 
@@ -45,12 +44,14 @@ def announce(stop: Event) -> None:
 
     Thread(target=watch, name="signals", daemon=True).start()
     signal.set_wakeup_fd(written_to.detach(), warn_on_full_buffer=False)
+    # Only signals with a handler in Python are written to it.
     for number in NUMBERS:
         signal.signal(number, lambda number, frame: None)
 
 
 def leave() -> NoReturn:
     """End the process with exit code 0, without waiting for threads that still block."""
+    # os._exit also skips the flush of buffered log lines.
     logging.shutdown()
     os._exit(0)
 

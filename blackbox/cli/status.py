@@ -27,8 +27,7 @@ class ShardStatus:
     """The statistics of a shard.
 
     `pending` counts entries, without the `cold` ones. Positions are None while the index is empty or
-    lost. `requests_end` and `receipts_end` are the next offsets of the journals. The receipts' own
-    transaction markers take offsets too: `receipts_end` may be one ahead of its position. `lag` counts
+    lost. `requests_end` and `receipts_end` are the next offsets of the journals. `lag` counts
     requests that are in Kafka and not yet in the index.
     """
 
@@ -67,6 +66,7 @@ def status(json: AsJson = False) -> None:
 def _statuses(settings: Settings) -> Iterator[ShardStatus]:
     access = kafka(settings, logs.NO_CLIENT_LOG)
     url = settings.redis_url.get_secret_value()
+    # As dispatch does, or a request would be shown as late that is not due by the earlier clock.
     clock = Clock()
     clock.observe(RedisServers(url).now_ms())
     inspector = Inspector.of(url)
@@ -74,13 +74,13 @@ def _statuses(settings: Settings) -> Iterator[ShardStatus]:
     counts = Topics(access.admin()).partitions(names)
     for topic in settings.topics:
         for partition in range(counts.get(topic, 0)):
+            # After partitions were added to a request topic, its receipts lack them for a while.
             has_receipts = partition < counts.get(receipts_topic(topic), 0)
             yield _status(Shard(topic, partition), access, inspector, clock, has_receipts)
     inspector.close()
 
 
 def _paused(settings: Settings, shards: Sequence[ShardStatus]) -> dict[str, int]:
-    """The paused targets, and since when, epoch ms."""
     names = (one.shard.rpartition("-") for one in shards)
     with closing(shared(settings)) as asked:
         return asked.paused(Shard(topic, int(partition)) for topic, _, partition in names)
@@ -154,6 +154,8 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
 
 
 def _without_marker(one: ShardStatus) -> int:
+    # A transaction marker takes an offset too, so the end may be one ahead of a position that is
+    # up to date.
     return one.receipts_end - (one.receipts_end - (one.receipts_position or 0) == 1)
 
 

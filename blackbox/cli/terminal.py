@@ -32,17 +32,14 @@ At = Annotated[
 
 
 def load_silenced() -> Settings:
-    """Load the settings and silence the log, for commands that print their own messages."""
+    """The settings; nothing is logged from here on, as the command itself prints what matters."""
     settings = load()
     logs.disable()
     return settings
 
 
 def chosen_topic(request_topic: str | None, settings: Settings) -> str:
-    """The given request topic, or the first with the format `countdown`.
-
-    Raises BadUsage when there is none, or the given one has another format.
-    """
+    """The given request topic, or the first with the format `countdown`. Raises BadUsage."""
     topics = settings.topics
     if request_topic is None:
         for topic, format_name in topics.items():
@@ -61,7 +58,7 @@ def chosen_topic(request_topic: str | None, settings: Settings) -> str:
 
 
 def typed_instant(at: str | None) -> str | int | None:
-    """An instant as typed: digits become epoch ms, anything else stays text."""
+    # Digits are epoch ms. Any other text goes to the format as it is, which checks it.
     return int(at) if at is not None and re.fullmatch(r"-?[0-9]{1,18}", at) else at
 
 
@@ -83,6 +80,7 @@ def printable(text: str) -> str:
 
 def as_json(held: Any, option: int = 0) -> str:
     """JSON on one line with all non-printable characters escaped; named tuples become objects."""
+    # JSON itself escapes control characters below U+0020 alone, not U+009B or U+202E.
     text = orjson.dumps(held, lambda one: one._asdict(), option).decode()
     if text.isprintable():
         return text
@@ -95,7 +93,6 @@ def table(
     footers: Mapping[str, str] | None = None,
     overflow: OverflowMethod = "ellipsis",
 ) -> Table:
-    """An empty table in the style of all commands: columns of text, then columns of numbers."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
     justified: dict[str, JustifyMethod] = dict.fromkeys(texts, "left")
     for name, justify in (justified | dict.fromkeys(numbers, "right")).items():
@@ -109,6 +106,7 @@ def print_whole(listed: Table) -> None:
     for column in listed.columns:
         column.overflow = "fold"
     console = Console()
+    # rich takes 80 columns for a pipe, and would cut ids and due times that scripts read.
     if not console.is_terminal:
         options = console.options.update(width=LONGEST_LINE)
         console.width = max(1, Measurement.get(console, options, listed).maximum)

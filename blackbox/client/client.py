@@ -46,8 +46,6 @@ class Later(NamedTuple):
 
 
 class _BaseClient:
-    """What the synchronous and the asynchronous client share."""
-
     def __init__(
         self,
         bootstrap_servers: str,
@@ -190,24 +188,27 @@ class AsyncClient(_BaseClient):
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
-        await asyncio.to_thread(self._writer.partitions)  # may wait for Kafka
+        # write_cancel uses the count for 5 s. Counting may wait for Kafka, and not in the loop.
+        await asyncio.to_thread(self._writer.partitions)
         return (await self._ids(self._writer.write_cancel(id)))[0]
 
     async def reschedule(
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
         """As `Client.reschedule`."""
+        # Look-ups share one consumer; waiting for it here takes none of the loop's few threads.
         async with self._lookup_lock:
             found = await asyncio.to_thread(self._reader.replacement, id, when, timeout_s)
         [new_id] = await self._ids([self._write_replacement(id, found)])
         return new_id
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
-        """As `Client.get`; reads in a thread, one request at a time."""
+        """As `Client.get`; one at a time."""
         async with self._lookup_lock:
             return await asyncio.to_thread(self._reader.get, id, timeout_s)
 
     async def _ids(self, writes: list[PendingWrite]) -> list[str]:
+        # On a timeout `place_if_known` raises NotSent, which says what to do.
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
                 while not all(one.is_settled for one in writes):
@@ -215,7 +216,7 @@ class AsyncClient(_BaseClient):
         return [request_id(*one.place_if_known) for one in writes]
 
     async def _next_poll(self) -> None:
-        """Wait for the next poll, which all waiting coroutines share."""
+        # One poll serves all waiting coroutines. Cancelling one of them must not cancel the poll.
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         await asyncio.shield(self._polling)

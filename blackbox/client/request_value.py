@@ -57,7 +57,6 @@ def request_value(
 
 
 def cancel_value(id: str) -> bytes:
-    """The value of a cancel of the pending request with this caller id."""
     return orjson.dumps({"id": id, "cancel": True})
 
 

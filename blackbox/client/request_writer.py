@@ -21,12 +21,12 @@ from blackbox.records.request import Shard, locate, request_id
 
 ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
+# As long as the Kafka client keeps its own metadata.
 COUNTED_FOR_S = 5.0
-"""How long a partition count is reused: as long as the Kafka client keeps its own metadata."""
 
 CALLER_HEADER = "CALLER_SERVICE"
+# librdkafka wants one from every consumer; look-ups assign partitions, and join no group.
 GROUP_ID = "blackbox-client"
-"""Default `group.id`; the consumers do not join the group."""
 
 
 class NotSent(Exception):
@@ -35,8 +35,6 @@ class NotSent(Exception):
 
 @dataclass(eq=False, slots=True)
 class PendingWrite:
-    """A request that was handed to the producer."""
-
     _wait: Callable[[PendingWrite], None]
     _place: tuple[Shard, int] | None = None
     failure: str | None = None
@@ -70,10 +68,11 @@ class PendingWrite:
         return request_id(*self.place)
 
     def settle(self, error: KafkaError | None, message: Message) -> None:
-        """Take Kafka's delivery report."""
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
             self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
+        # A report without an offset is not an acknowledgement: librdkafka reports a record that a
+        # new leader has refused as delivered when it has acknowledged a later one.
         elif topic is None or partition is None or offset is None:
             self.failure = (
                 f"Kafka returned no offset for the request in {topic}; it may not have been written"
@@ -85,7 +84,7 @@ class PendingWrite:
 class RequestWriter:
     """Writes requests to a request topic on behalf of `caller`. Use it from one thread only.
 
-    The producer sends in batches. Leaving the context waits until Kafka has acknowledged all requests.
+    Leaving the context waits until Kafka has acknowledged all requests.
     """
 
     def __init__(
@@ -141,6 +140,7 @@ class RequestWriter:
 
         def settle(error: KafkaError | None, message: Message) -> None:
             pending.settle(error, message)
+            # Kept for `flush`: callers that send a great many keep no PendingWrite.
             if pending.failure is not None:
                 self._first_refusal = self._first_refusal if self._refused else pending.failure
                 self._refused += 1
@@ -150,19 +150,20 @@ class RequestWriter:
             produce(self._producer, self.request_topic, value, key, partition, settle, all_headers)
         except KafkaException as error:
             raise NotSent(f"the client rejected the request: {error.args[0].str()}") from None
+        # librdkafka serves delivery reports only in poll(); unserved ones fill its queue.
         self.poll()
         return pending
 
     def write_cancel(self, id: str) -> list[PendingWrite]:
         """Write a cancel of the pending request with this id, or of all pending ones under this caller id.
 
-        A cancel by caller id goes to every partition: requests written before partitions were added
-        may be in another partition than the one the key maps to now. The first record returned is
-        the one partitioned by the key.
+        A cancel by caller id goes to every partition; the first record returned is the one
+        partitioned by the key.
         """
         try:
             shard, _ = locate(id, [self.request_topic])
         except ValueError:
+            # After partitions were added, earlier requests may be elsewhere than the key maps to.
             value, count = cancel_value(id), self.partitions()
             first = self.write(value, key=id)
             others = range(count) if count > 1 else ()
@@ -185,10 +186,8 @@ class RequestWriter:
         return self._partitions
 
     def write_replacement(self, shard: Shard, record: ReplacementRecord) -> PendingWrite:
-        """Write a request that replaces another one.
-
-        Its caller header is this caller's name, or the replaced request's if this caller has none.
-        """
+        """Write a request that replaces another one."""
+        # The caller is this one, or that of the replaced request if this one has no name.
         headers = [
             one for one in record.headers if not self._own_headers or one[0] != CALLER_HEADER
         ]
@@ -234,12 +233,14 @@ class RequestWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.flush()
+        # Another exception is on its way already; NotSent must not replace it.
         else:
             self.close()
 
     def close(self) -> None:
         """Flush for up to `CLOSED_WITHIN_S`; failures are ignored."""
-        with suppress(KafkaException):  # e.g. a caller without write access that sent nothing
+        # A caller without write access that sent nothing gets an error here, too.
+        with suppress(KafkaException):
             self._producer.flush(CLOSED_WITHIN_S)
 
     def _wait_for(self, pending: PendingWrite) -> None:

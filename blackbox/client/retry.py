@@ -65,6 +65,7 @@ class Retry:
             longer_by: float = self.factor**attempt
         except OverflowError:
             return self.longest
+        # Factors are compared, not delays: a timedelta of more than 999,999,999 days overflows.
         if longer_by >= self.longest / self.shortest:
             return self.longest
         return self.shortest * longer_by
@@ -72,11 +73,11 @@ class Retry:
     def schedule(self, message: Message, now_s: float | None = None) -> ScheduleRecord:
         """The schedule record for a message that failed at `now_s` (unix seconds; default: now).
 
-        It holds the original message and the attempt number. Raises Exhausted after the last
-        attempt, and ValueError for a message without a value, which would cancel the schedule.
+        Raises Exhausted after the last attempt, and ValueError for a message without a value.
         """
         shard, offset = _place(message)
         value = message.value()
+        # A schedule without a value is a tombstone: it would cancel the retry.
         if value is None:
             raise ValueError(f"{shard.source(offset)} has no value; a schedule needs one")
         headers = cast(Headers, message.headers() or [])
@@ -85,7 +86,9 @@ class Retry:
             used_up = f"{shard.source(offset)} has used {attempt - 1} of {self.attempts} attempts"
             raise Exhausted(f"{used_up}; write it to your own dead-letter topic")
         now_s = time.time() if now_s is None else now_s
+        # Schedules have whole seconds; rounded down, a retry would come before its delay.
         epoch_s = math.ceil(now_s + self.delay(attempt).total_seconds())
+        # At a first attempt this header, if there is one, is that of another message.
         original_s = _number(headers, ORIGINAL_TIMESTAMP) if attempt > 1 else None
         if original_s is None:
             original_s = _written_s(message, now_s)
@@ -98,6 +101,7 @@ class Retry:
         key = message.key()
         if key is not None:
             terms.append((TARGET_KEY, key))
+        # One id for all attempts, the place of the first delivery: a retry can be found by it.
         schedule_id = _kept_id(headers, shard.topic, key) if attempt > 1 else None
         return ScheduleRecord(
             topic=self.topic,
@@ -117,7 +121,7 @@ def _place(message: Message) -> tuple[Shard, int]:
 
 
 def _own(headers: Headers) -> Headers:
-    """The original message's headers, without those of this delivery and of earlier attempts."""
+    """The original message's headers."""
     return [
         (name, held)
         for name, held in headers
@@ -127,6 +131,7 @@ def _own(headers: Headers) -> Headers:
 
 def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
     """The schedule id of the earlier attempts; None if the headers were copied from another message."""
+    # Two messages under one schedule id would replace each other, so a copied id is not kept.
     first = dict(reversed(headers))
     is_its_own = first.get(TARGET_TOPIC) == topic.encode() and first.get(TARGET_KEY) == key
     kept = first.get(SCHEDULE_ID) if is_its_own else None

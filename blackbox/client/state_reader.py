@@ -25,8 +25,8 @@ from blackbox.records.errors import NotAllowed, RecoveryRequired
 from blackbox.records.request import Shard, locate, request_id
 
 PREFETCHED = 1_000
+# No service accepts more than ten years. Its own limit may be lower; only its receipts show that.
 LONGEST_COUNTDOWN_S = 315_360_000
-"""No service accepts a longer countdown; a service's own limit may be lower, and only receipts show it."""
 
 StateWord = Literal["pending", "delivered", "dead", "ended", "unknown"]
 
@@ -70,13 +70,14 @@ class StateReader:
     def __init__(self, access: KafkaAccess, request_topic: str) -> None:
         self._access = access
         self._topic = request_topic
+        # Only the service knows its own topics; the receipt says that a request for one is invalid.
         self._format = Countdown(Options(LONGEST_COUNTDOWN_S, own_topics=lambda name: False))
         self._reader = PartitionReader(access, prefetched=PREFETCHED)
         self._partitions: dict[str, int] = {}
         self._lock = Lock()
 
     def get(self, id: str, timeout_s: float) -> State:
-        """The state of the request with this id, as `Client.get`."""
+        """As `Client.get`."""
         shard, offset = self._place(id)
         with self._lock, _as_lookup_failed(self._access.bootstrap_servers):
             status = self._status(shard, offset, timeout_s)
@@ -98,6 +99,7 @@ class StateReader:
             status = self._status(shard, offset, timeout_s)
             if status.state != "pending":
                 return None
+            # A replacement must name the record that is in the index, the carried one.
             now_at = offset if status.carried is None else int(status.carried.rpartition("@")[2])
             record = ShardJournal(shard, self._access, reader=self._reader).record(now_at)
         if record is None:
@@ -109,7 +111,7 @@ class StateReader:
         return shard, replacement_of(shard, record, self._format, at=when)
 
     def close(self) -> None:
-        """Close the consumer, after a look-up under way has finished."""
+        # After a look-up under way: a consumer must not be closed while another thread polls it.
         with self._lock:
             self._reader.close()
 
@@ -120,6 +122,7 @@ class StateReader:
             raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
 
     def _status(self, shard: Shard, offset: int, timeout_s: float) -> RequestStatus:
+        # Only a consumer that worked before is replaced: a new one has just failed as well.
         is_used = bool(self._partitions)
         limit = ReadLimit(timeout_s, math.inf)
         try:
@@ -140,6 +143,7 @@ class StateReader:
 
     def _status_by_journals(self, shard: Shard, offset: int, limit: ReadLimit) -> RequestStatus:
         receipts = receipts_topic(self._topic)
+        # The id may be in a partition that was added since the last count.
         if not shard.partition < min(self._count(self._topic), self._count(receipts)):
             self._partitions = Topics(self._access.admin()).partitions(
                 [self._topic, receipts], to="Read"
@@ -156,6 +160,7 @@ class StateReader:
         now_ms = time.time_ns() // 1_000_000
         lookup = JournalLookup(shard, journal, self._format, now_ms, has_receipts, limit)
         status = lookup.status(offset)
+        # Without Read on the dead-letter topic, the place of the letter is known, not its reason.
         with suppress(NotAllowed):
             status = lookup.explained(status)
         return status
@@ -166,7 +171,6 @@ class StateReader:
 
 @contextmanager
 def _as_lookup_failed(servers: str) -> Iterator[None]:
-    """Turn NotAllowed and RecoveryRequired into LookupFailed."""
     try:
         yield
     except NotAllowed as reason:

@@ -34,6 +34,7 @@ def aliases(environment: Mapping[str, str]) -> dict[str, Alias]:
         "scheduler_grace_s": Alias(
             "SCHEDULE_GRACE_INTERVAL", given.get("SCHEDULE_GRACE_INTERVAL", "")
         ),
+        # As in Go, an address without a host, such as `:8000`, is that of all interfaces.
         "http_host": Alias("SERVER_ADDR", (host or "0.0.0.0") if port else ""),
         "http_port": Alias("SERVER_ADDR", port),
         "metrics_addr": Alias("METRICS_ADDR", given.get("METRICS_ADDR", "")),

@@ -54,7 +54,8 @@ def findings(settings: Settings) -> list[Finding]:
 
 def _redis_findings(redis: RedisServers) -> Iterator[Finding]:
     """The findings about each server; a node that does not answer is a finding, unless none answers."""
-    redis.now_ms()  # raises when none answers
+    # Raises when none answers: then every finding would be about the same outage.
+    redis.now_ms()
     for name, server in redis.each().items():
         try:
             found = list(_server_findings(server, is_node=bool(name)))
@@ -70,6 +71,7 @@ def _server_findings(redis: RedisNode, *, is_node: bool) -> Iterator[Finding]:
     clock = Clock()
     clock.observe(redis.now_ms())
     yield from clock_findings(clock.skew_ms())
+    # Redis may refuse INFO or CONFIG to this user; the warning names what could not be checked.
     what = "its version, maxmemory-policy, maxmemory and appendonly"
     try:
         info = redis.info("server") | redis.info("memory") | redis.info("persistence")
@@ -77,6 +79,8 @@ def _server_findings(redis: RedisNode, *, is_node: bool) -> Iterator[Finding]:
             yield finding("one_node")
         yield from info_findings(info)
         what = "aof-load-truncated"
+        # With "yes", a file that was cut inside a MULTI keeps it open; a later load then drops
+        # another transaction.
         if info.get("aof_enabled") and redis.config(what) != "no":
             yield finding("torn_aof")
     except NotAnswered as why:
@@ -93,6 +97,7 @@ def info_findings(info: Mapping[str, Any]) -> Iterator[Finding]:
     for field in ("redis_version", "maxmemory_policy", "maxmemory", "aof_enabled"):
         if field not in info:
             yield finding("redis_silent", why=f"Redis' INFO has no {field}", what=field)
+    # A missing field has its warning already, so each default below is one without a finding.
     version = str(info.get("redis_version", "6.2"))
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMUM_REDIS:
         yield finding("old_redis", version=version)
@@ -133,6 +138,8 @@ def _partition_findings(topic: str, described: Mapping[str, Described]) -> Itera
     receipts = receipts_topic(topic)
     if receipts not in described:
         return
+    # Receipts without their request topic: a new topic of that name would start at offset 0, and
+    # old receipts would end its requests.
     if topic not in described:
         yield finding("orphaned", topic=topic, receipts=receipts)
         return
@@ -146,19 +153,18 @@ def _partition_findings(topic: str, described: Mapping[str, Described]) -> Itera
 def journal_findings(
     topic: str, settings: Mapping[str, TopicSettings], needed_ms: int, *, is_schedule: bool = False
 ) -> Iterator[Finding]:
-    """The findings in the settings of a request topic and its receipts, as far as they are known.
-
-    A topic of schedules may be compacted, as a later schedule ends an earlier one of the same key; and
-    its due times are not countdowns.
-    """
+    """The findings in the settings of a request topic and its receipts, where they are known."""
     requests, receipts = settings.get(topic), settings.get(receipts_topic(topic))
     if requests is not None:
         yield from _retention_findings(topic, requests, "short_requests", needed_ms, is_schedule)
+        # A caller's slow clock makes countdowns early. Schedules have instants, not countdowns.
         if requests.timestamp_type != "LogAppendTime" and not is_schedule:
             yield finding("create_time", topic=topic, type=requests.timestamp_type)
     if receipts is not None:
         name, timestamp_type = receipts_topic(topic), receipts.timestamp_type
+        # A rebuild needs receipts of any age; blackbox itself removes the others.
         yield from _retention_findings(name, receipts, "short_receipts", FOR_EVER)
+        # Kafka's clock is known from the timestamps of receipts alone.
         if timestamp_type != "LogAppendTime":
             yield finding("unstamped_receipts", topic=name, type=timestamp_type)
 
@@ -170,6 +176,7 @@ def _retention_findings(
     wanted_ms: int,
     is_schedule: bool = False,
 ) -> Iterator[Finding]:
+    # A later schedule ends an earlier one of the same key, so compaction removes no pending one.
     if _is_compacted(settings) and not is_schedule:
         yield finding("compacted", topic=topic, policy=settings.cleanup_policy)
     have_ms = settings.retention_ms

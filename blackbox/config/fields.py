@@ -64,6 +64,8 @@ def _request_topics(text: str) -> str:
 
 
 def _topics_so_far(info: ValidationInfo) -> dict[str, str]:
+    # pydantic validates in the order of declaration, and leaves out a field that it has refused.
+    # The default avoids a second error for the same mistake.
     return parse_request_topics(info.data.get("request_topics", "TB:countdown"))
 
 
@@ -80,6 +82,7 @@ def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None]
 
 
 def _timer_output(name: str | None, info: ValidationInfo) -> str | None:
+    # The default depends on the request topics, so it is checked as well.
     for output in _expired_topics(info) if name is None else {_topic(name)}:
         _not_our_own(output, info)
     return name
@@ -88,6 +91,7 @@ def _timer_output(name: str | None, info: ValidationInfo) -> str | None:
 def _oscillator(name: str | None, info: ValidationInfo) -> str | None:
     if not name:
         return None
+    # The oscillator's state is its topic, so no other messages may go there.
     others = {info.data.get("history_topic"), info.data.get("timer_output_topic")}
     return _not_our_own(_topic(name), info, others | _expired_topics(info))
 
@@ -114,7 +118,7 @@ def _spark_master(master: str) -> str:
 
 
 def _without_blanks(value: object) -> object:
-    """Strip blanks: files of secrets usually end with a newline, which a header cannot contain."""
+    # Files of secrets usually end with a newline, which a header cannot contain.
     return value.strip() if isinstance(value, str) else value
 
 

@@ -266,13 +266,11 @@ class Settings(BaseSettings):
         return None if topic in self.schedule_topics else self.horizon_ms
 
     def needed_retention_ms(self, topic: str) -> int:
-        """How long Kafka must keep a request topic at least, if it removes records by age.
-
-        Twice the horizon, as requests due later are written again before that. Without a horizon, as long
-        as a request can be pending.
-        """
+        """How long Kafka must keep a request topic at least, if it removes records by age."""
+        # Requests that are due later are written again before that.
         if horizon_ms := self.horizon_ms_of(topic):
             return 2 * horizon_ms
+        # Without a cold tier, as long as a request can be pending.
         return (self.max_countdown_s + self.grace_s) * 1000
 
     def kafka_settings(self) -> dict[str, str]:
@@ -300,7 +298,7 @@ def _properties(variable: str, path: Path | None) -> dict[str, str]:
     except OSError as error:
         why = error.strerror
     except ValueError:
-        # the cause may quote a piece of a password
+        # The cause may quote a piece of a password.
         why = r"not UTF-8, or a \u without four hex digits"
     raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
 
@@ -310,6 +308,7 @@ SECRET = ("redis_url", "api_token", "api_read_token")
 
 def load(**overrides: object) -> Settings:
     """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
+    # With brokers given, as by --embedded, the environment is not that of kafka-message-scheduler.
     found = {} if "kafka_bootstrap_servers" in overrides else aliases(os.environ)
     read: dict[str, object] = {name: alias.value for name, alias in found.items()}
     try:

@@ -26,8 +26,8 @@ from blackbox.rules.rules import RulesError
 from blackbox.rules.target_rates import TargetRates
 
 SHARDS_KNOWN_FOR_S = 60.0
+# After brokers did not answer, which took five seconds.
 SHARDS_ASKED_AGAIN_S = 10.0
-"""The same after brokers did not answer, which took five seconds."""
 
 
 def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAccess:
@@ -48,7 +48,6 @@ def kafka(settings: Settings, more: Mapping[str, str] | None = None) -> KafkaAcc
 
 
 def shared(settings: Settings) -> SharedState:
-    """The state that all shards share in Redis, over connections of its own."""
     return SharedState(pool(settings.redis_url.get_secret_value()))
 
 
@@ -62,9 +61,9 @@ def rules(settings: Settings) -> RulesFile | None:
         raise SettingsError(str(error)) from None
 
 
+# One for the process: with several, an edited file would apply at different moments.
 @cache
 def _file(path: Path) -> RulesFile:
-    """One RulesFile for the whole process, so that the same rules hold everywhere at each moment."""
     return RulesFile(path)
 
 
@@ -104,13 +103,13 @@ def pace(settings: Settings) -> TargetRates | None:
 
 def check_log(shard: Shard, access: KafkaAccess, tail: Tail) -> None:
     """Raise Shortened if Kafka has another record where `tail` was read, JournalLost if it does not answer."""
+    # One record is read; a consumer would otherwise fetch thousands behind it.
     with closing(ShardJournal(shard, access, prefetched=1)) as journal:
         if is_another(journal, tail):
             raise replaced(shard, tail)
 
 
 def own_topics(settings: Settings, access: KafkaAccess) -> OwnTopics:
-    """The topics of this deployment, to be created and grown."""
     return OwnTopics(
         access,
         list(settings.topics),
@@ -131,6 +130,7 @@ def formats(settings: Settings) -> dict[str, Format]:
                 settings.max_countdown_s,
                 settings.is_own_topic,
                 topic=topic,
+                # The next request is written in the transaction of the delivery.
                 may_recur=settings.delivery == "exactly-once",
                 output_topic=settings.timer_output(topic),
                 grace_s=None if grace_s < 0 else grace_s,

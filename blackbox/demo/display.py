@@ -62,6 +62,7 @@ class Display:
             nonlocal done
             done = text
 
+        # Spinners and live panels move the cursor, which a file or a pipe records as escape codes.
         if self._console.is_terminal:
             with self._console.status(f"{doing} …", spinner="dots"):
                 yield say
@@ -113,9 +114,9 @@ class Display:
         )  # fmt: skip
 
     def page(self, path: Path) -> None:
-        """Print where the audit's page is, and how to open it."""
         opener = "open" if sys.platform == "darwin" else "xdg-open"
         self._console.print("\nThe audit report, with plots:\n")
+        # Not wrapped: the line is to be copied into a shell.
         self._console.print(Text(f"  {opener} {shlex.quote(str(path))}"), soft_wrap=True)
 
     def addresses(self, bootstrap_servers: str, redis_url: str, http: str) -> None:

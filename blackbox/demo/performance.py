@@ -26,8 +26,8 @@ WATCHED = (REQUEST_TOPIC, *TARGETS, DEAD_LETTER_TOPIC)
 TARGET_PARTITIONS = 4
 DRAWN_EVERY_S = 0.2
 RATE_OVER_S = 1.0
+# After the last due time, for messages that must not come: cancelled ones and duplicates.
 QUIET_S = 1.0
-"""How long after the last due time to watch for messages that must not come: cancelled ones, duplicates."""
 OVERTIME_S = 30.0
 
 
@@ -67,8 +67,10 @@ class Demo:
     def _start_servers(self, display: Display, ending: ExitStack) -> EmbeddedStack:
         with display.step("starting Kafka and Redis") as say:
             stack = EmbeddedStack(progress=_fetching(display))
+            # Before the start: Ctrl-C may come while only one of the servers runs.
             ending.callback(stack.stop)
             stack.start()
+            # Targets are callers' topics: blackbox creates only its own.
             create_topics(stack.bootstrap_servers, TARGETS, TARGET_PARTITIONS)
             say(f"Kafka at {stack.bootstrap_servers}, Redis at port {stack.redis.port}")
         return stack
@@ -105,6 +107,7 @@ class Demo:
         service: DemoService,
         display: Display,
     ) -> None:
+        # The witness reads before the first request is sent, so lateness is shown as it happens.
         with watched(script, stack.bootstrap_servers) as tally, display.watching():
             meter = _Meter(script, tally)
             for asked in send(script, stack.bootstrap_servers):
@@ -134,6 +137,8 @@ def send(script: Sequence[ScriptedRecord], bootstrap_servers: str) -> Iterator[i
             of[caller.name] = clients.enter_context(asker)
         sent = 0
         for line in script:
+            # Without the first header, CALLER_SERVICE, which the client writes itself. The id is
+            # the key, so a cancel lands in the partition of its request.
             of[line.caller].write(line.value, key=line.caller_id, headers=line.headers[1:])
             sent += line.expected is not ExpectedOutcome.CANCEL
             yield sent
@@ -188,6 +193,7 @@ class _Meter:
     def read(self) -> DemoProgress:
         now = self.read_s = time.monotonic()
         delivered, dead = self._tally.delivered, self._tally.dead
+        # The time of the last delivery, or the rate of the whole run would fall after its end.
         if delivered > self._counted[1]:
             self._counted = (now, delivered)
         self._history.append((now, delivered))

@@ -14,8 +14,9 @@ import orjson
 from blackbox.records.request import Reason
 
 SHARE_OF_SPECIAL = 1000
+# When cancelled and replaced requests are due, as a share of the time: long after they have ended,
+# so that neither a cancel nor a replacement is too late.
 ENDED_DUE_SHARE = 0.75
-"""Cancelled and replaced requests are due after this share of the time, long after they have ended."""
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -77,6 +78,7 @@ CALLERS = (
     DemoCaller("reminders", "reminders.push", _push),
 )
 TARGETS = tuple(caller.topic for caller in CALLERS)
+# A typo, as callers make it: a valid name of a topic that does not exist.
 UNKNOWN_TOPIC = "orders.unpiad"
 
 

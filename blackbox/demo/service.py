@@ -16,9 +16,10 @@ from blackbox.embedded.guarded_process import GuardedProcess
 from blackbox.embedded.tcp_ports import HOST, free_port
 
 START_DEADLINE_S = 120.0
+# A second more than the five in which a service stops.
 STOP_GRACE_S = 6.0
+# A request to a missing target becomes a dead letter after one retry, so the demo can end soon.
 RETRIES = 1
-"""A request to a missing target becomes a dead letter after one retry, so the demo can end soon."""
 
 AUDIT_DEADLINE_S = 300.0
 
@@ -44,17 +45,16 @@ class DemoService(GuardedProcess):
         try:
             with urlopen(f"{self.http}/readyz", timeout=2) as answer:
                 return bool(answer.status == 200)
+        # Not listening yet, or the 503 of closed shards, which urllib raises.
         except OSError:
             return False
 
 
 class DemoAudit(GuardedProcess):
-    """`blackbox audit` against the stack, beside the service; it writes its page to `page`.
-
-    Spark's temporary files go to the stack's folder, and are removed with it.
-    """
+    """`blackbox audit` against the stack, beside the service; it writes its page to `page`."""
 
     def __init__(self, stack: EmbeddedStack, page: Path) -> None:
+        # Spark's temporary files are removed with the stack, even if the audit is killed.
         folder = stack.folder / "audit"
         folder.mkdir()
         more = {
@@ -69,6 +69,7 @@ class DemoAudit(GuardedProcess):
     def verdict(self) -> dict[str, Any]:
         """The audit's verdict, parsed from JSON. Raises EmbeddedError, with the end of its log, without one."""
         code = self.wait(AUDIT_DEADLINE_S)
+        # Output and log are one file, so the JSON is one of the last lines.
         said = self.tail()
         found = [line for line in said.splitlines() if line.startswith('{"')]
         if code is None or not found:
@@ -80,6 +81,7 @@ class DemoAudit(GuardedProcess):
 
 def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:
     """The command `blackbox` with these arguments, and only the BLACKBOX_* variables set here."""
+    # Those of the shell may name other servers, topics or rules.
     variables = {
         "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "BLACKBOX_REDIS_URL": stack.redis_url,

@@ -11,8 +11,8 @@ from blackbox.demo.script import TARGETS, ExpectedOutcome, ScriptedRecord
 from blackbox.records.request import Headers, Shard, request_id
 
 OWN_HEADERS = ("blackbox-id", "blackbox-due-ms", "blackbox-source")
+# From the first request on: new servers and a new service are slow at first.
 WARM_MS = 3000
-"""New servers and a new service are slow at first; they are warm this long after the first request."""
 LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
 
 
@@ -62,15 +62,13 @@ class DemoVerdict:
 
 
 class Tally:
-    """Matches records read back, in any order, with what was sent.
-
-    A message is recognised by its bytes and a request by its record's value. The headers that
-    blackbox adds are only checked, never used for matching.
-    """
+    """Matches records read back, in any order, with what was sent."""
 
     def __init__(self, script: Sequence[ScriptedRecord], request_topic: str) -> None:
         self._script = script
         self._request_topic = request_topic
+        # Matched by bytes alone. Headers of blackbox are checked, but a verdict that relied on them
+        # would trust the product that it judges.
         self._by_value = {line.value: line for line in script}
         self._by_message = {
             line.message: line for line in script if line.expected is ExpectedOutcome.DELIVERED
@@ -85,25 +83,24 @@ class Tally:
 
     @property
     def delivered(self) -> int:
-        """How many different messages were seen."""
         return len(self._messages)
 
     @property
     def dead(self) -> int:
-        """How many different dead letters were seen."""
         return len(self._letters)
 
     @property
     def late_ms(self) -> list[int]:
         """Record timestamp minus due time of every message whose request was seen too, ascending."""
+        # A copy: another thread may append while this one sorts.
         return sorted(late_ms for _, late_ms in self._late.copy())
 
     def take(self, seen: Seen) -> None:
-        """Add one record."""
         value = seen.value or b""
         if seen.topic == self._request_topic:
             self._requests[value] = seen
             line = self._by_value.get(value)
+            # The topics are read side by side, so a message may be seen before its request.
             if line is not None and line.message in self._messages:
                 self._time(line, self._messages[line.message])
         elif seen.topic in TARGETS:
@@ -116,7 +113,6 @@ class Tally:
             self._letters[value] = seen
 
     def verdict(self) -> DemoVerdict:
-        """The verdict on all records taken so far."""
         by_outcome = Counter(line.expected for line in self._script)
         wanted = [line for line in self._script if line.expected is ExpectedOutcome.DELIVERED]
         broken = [line for line in self._script if line.expected is ExpectedOutcome.DEAD]
@@ -170,6 +166,7 @@ class Tally:
 
     def _is_intact(self, line: ScriptedRecord) -> bool:
         seen = self._messages[line.message]
+        # By position: headers of blackbox come last, and callers' headers keep their order.
         asked, own = seen.headers[: -len(OWN_HEADERS)], dict(seen.headers[-len(OWN_HEADERS) :])
         return (
             seen.key == line.key

@@ -32,6 +32,7 @@ class Witness:
                 "group.id": "demo-witness",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
+                # EOF alone shows the end: transaction markers take offsets without being records.
                 "enable.partition.eof": True,
                 "log_level": 0,
             }
@@ -42,6 +43,7 @@ class Witness:
             for topic in topics
             for partition in described[topic].partitions
         ]
+        # Not subscribe: joining a group takes time, and another member would get a share.
         self._consumer.assign(self._partitions)
         self._ended: set[tuple[str | None, int | None]] = set()
 
@@ -78,7 +80,8 @@ class Witness:
 
 
 def create_topics(bootstrap_servers: str, topics: Sequence[str], partitions: int) -> None:
-    """Create topics whose timestamps are set by the broker: producers cannot choose them."""
+    """Create topics whose timestamps are set by the broker."""
+    # Otherwise the service under test would itself say when it delivered.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     stamped = {"message.timestamp.type": "LogAppendTime"}
     asked = admin.create_topics([NewTopic(topic, partitions, config=stamped) for topic in topics])

@@ -55,7 +55,7 @@ class EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The pid of the server itself."""
+        """That of the server itself, not of its guard."""
         if self._process is None:
             raise EmbeddedError(f"the embedded {self.NAME} is not running; call start() first")
         return self._process.pid
@@ -67,8 +67,7 @@ class EmbeddedServer(ABC):
     def start(self) -> None:
         """Start it, and return when it answers (Kafka 2-3 s; 4 s after a kill); does nothing if it runs.
 
-        Raises EmbeddedError if its program is missing or too old, the folder is in use or was written
-        by a newer Redis, or the server ended or does not answer.
+        Raises EmbeddedError.
         """
         if self._is_running:
             return
@@ -78,6 +77,7 @@ class EmbeddedServer(ABC):
             self._prepare()
             self._start_on_a_free_port(lock)
         finally:
+            # The guard keeps its copy for as long as the server may be alive.
             os.close(lock)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -101,7 +101,6 @@ class EmbeddedServer(ABC):
         """Start the process on this port; also returns a function that tells whether it answers."""
 
     def _start_on_a_free_port(self, lock: int) -> None:
-        """Return when it answers; retry if the port was taken in between, on another unless it is fixed."""
         self.progress(f"starting {self.NAME} in {self.folder}")
         for attempt in range(1, START_ATTEMPTS + 1):
             port = self.port or free_port()
@@ -110,6 +109,8 @@ class EmbeddedServer(ABC):
             try:
                 process.wait_until(answers, name=name, deadline_s=START_DEADLINE_S)
             except ServerDiedError as error:
+                # A free port can be taken before the server binds it. A port that is fixed is
+                # tried again: the server of a killed owner may need a moment to end.
                 if PORT_TAKEN not in error.log or attempt == START_ATTEMPTS:
                     raise
                 continue

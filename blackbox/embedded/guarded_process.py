@@ -36,7 +36,7 @@ class ServerDiedError(EmbeddedError):
 class GuardedProcess:
     """One child process in a session of its own, behind a guard that kills it when this process ends.
 
-    Ctrl-C in the terminal does not reach it. `disposable` is removed if this process dies first;
+    `disposable` is removed if this process dies first;
     `lock` is a file descriptor that the guard keeps open for as long as the server may be alive.
     """
 
@@ -52,12 +52,14 @@ class GuardedProcess:
         self._log_start = log.stat().st_size if log.exists() else 0
         self._guard = subprocess.Popen(
             [
+                # Isolated: no environment variable or site package may keep the guard from running.
                 *(sys.executable, "-I", "-S", orphan_guard.__file__),
                 *(str(os.getpid()), str(log), str(disposable or ""), *command),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # Ctrl-C reaches the whole process group, and only this process may stop servers.
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),
         )
@@ -93,6 +95,7 @@ class GuardedProcess:
         """SIGTERM, then SIGKILL after `grace_s`."""
         if self.is_running:
             self._signal(signal.SIGTERM)
+            # A stopped process handles SIGTERM only when it continues.
             self._signal(signal.SIGCONT)
             if self.wait(grace_s) is None:
                 self.kill()
@@ -107,7 +110,6 @@ class GuardedProcess:
         self._release()
 
     def tail(self) -> str:
-        """The last lines logged since this process was started."""
         return "\n".join(self._logged().splitlines()[-LOG_TAIL_LINES:])
 
     def wait_until(self, answers: Callable[[], bool], *, name: str, deadline_s: float) -> None:
@@ -140,6 +142,7 @@ class GuardedProcess:
             os.kill(self.pid, number)
 
     def _release(self) -> None:
+        # The end of its stdin tells the guard to kill what is left, and to end.
         for pipe in (self._guard.stdin, self._guard.stdout):
             if pipe is not None:
                 pipe.close()
@@ -166,10 +169,8 @@ def file_of_package(package: str, pattern: str) -> Path | None:
 
 
 def lock_folder(folder: Path, deadline_s: float = LOCK_DEADLINE_S) -> int:
-    """A file descriptor that locks `folder` against other processes until all its copies close.
-
-    Waits up to `deadline_s`, since the guard of a killed owner needs a moment to release it.
-    """
+    """A file descriptor that locks `folder` against other processes until all its copies close."""
+    # The guard of a killed owner holds a copy until its server is gone, so a busy lock is retried.
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     give_up_at_s = time.monotonic() + deadline_s
     while True:

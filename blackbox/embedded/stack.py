@@ -17,8 +17,8 @@ from blackbox.embedded.redis import EmbeddedRedis
 class EmbeddedStack:
     """Kafka and Redis in `folder`, from entering the context to leaving it.
 
-    A given folder is kept, and a second run on it finds its data. Without one, a temporary folder
-    is used and removed at the end, even when this process is killed.
+    A given folder is kept. Without one, a temporary folder is used and removed at the end, even
+    when this process is killed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class EmbeddedStack:
         return self.redis.url
 
     def start(self) -> None:
-        """Start both side by side; if one of them fails, neither is left running."""
+        """Start both; if one of them fails, neither is left running."""
         try:
             if self._temporary:
                 self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -58,7 +58,6 @@ class EmbeddedStack:
             raise
 
     def stop(self) -> None:
-        """Stop both side by side and remove a temporary folder; idempotent."""
         with ThreadPoolExecutor(1) as pool:
             redis = pool.submit(self.redis.stop)
             self.kafka.stop()

@@ -8,8 +8,8 @@ from typing import Any
 
 REPEAT_S = 60.0
 
+# For Kafka clients of commands: librdkafka would otherwise write to stderr itself.
 NO_CLIENT_LOG = {"log_level": "0"}
-"""Settings for Kafka clients of commands, which would otherwise write to stderr themselves."""
 
 
 def printable(text: str) -> str:
@@ -36,16 +36,13 @@ class IsoFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """Indent all lines, so that none can be mistaken for a log line of its own."""
+        # Indented, so that no line can be mistaken for a log line of its own.
         lines = super().formatException(ei).splitlines()
         return "\n".join(f"    {printable(line)}" for line in lines)
 
 
 class OncePerMinute(logging.Filter):
-    """Passes each text of the Kafka client once a minute, whichever client logs it.
-
-    During a broker's outage, each of dozens of clients logs it several times a second.
-    """
+    """Passes each text of the Kafka client once a minute, whichever client logs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +51,8 @@ class OncePerMinute(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name != "blackbox.kafka":
             return True
+        # During a broker's outage, dozens of clients log the same several times a second. Their
+        # name and the duration are cut off, or no two lines would be equal.
         text = record.getMessage()
         what = text.rpartition("]: ")[2].partition(" (after")[0]
         if record.created - self._said.get(what, 0.0) < REPEAT_S:
