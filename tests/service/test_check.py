@@ -410,7 +410,7 @@ def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> No
 
 
 def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
-    rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("operations"), re.MULTILINE)
+    rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("check"), re.MULTILINE)
     kinds = FINDINGS.values()
     assert rows == [(kind.severity, capital(kind.text), capital(kind.remedy)) for kind in kinds]
 
