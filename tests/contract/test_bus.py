@@ -73,9 +73,7 @@ def hears_again(bus: Bus, listener: Listener, note: object) -> None:
     until("the listener hears again", arrives, timeout_s=10)
 
 
-def test_a_note_arrives_at_every_listener_of_its_name_and_kind_and_at_no_other(
-    listen: Ears, speak: Mouth
-) -> None:
+def test_a_note_reaches_only_the_listeners_of_its_name_and_kind(listen: Ears, speak: Mouth) -> None:
     one, two = listen("ours", "soon", "lease.a"), listen("ours", "soon")
     other_kind, other_name = listen("ours", "lease.b"), listen("theirs", "soon", "lease.a")
 
@@ -87,16 +85,14 @@ def test_a_note_arrives_at_every_listener_of_its_name_and_kind_and_at_no_other(
     assert heard(other_kind) == heard(other_name) == []
 
 
-def test_a_name_that_begins_like_another_one_is_another_name(listen: Ears, speak: Mouth) -> None:
+def test_a_name_with_the_same_prefix_is_a_different_name(listen: Ears, speak: Mouth) -> None:
     shorter = listen("ours", "soon")
     speak("ours.soon").send("soon", 1)
     speak("ours2").send("soon", 1)
     assert heard(shorter) == []
 
 
-def test_notes_of_one_sender_arrive_in_order_and_wait_until_they_are_asked_for(
-    listen: Ears, speak: Mouth
-) -> None:
+def test_notes_of_one_sender_are_queued_and_arrive_in_order(listen: Ears, speak: Mouth) -> None:
     listener, bus = listen("ours", "soon"), speak("ours")
     for number in range(1000):
         bus.send("soon", number)
@@ -110,11 +106,13 @@ def test_a_large_note_arrives_whole(listen: Ears, speak: Mouth) -> None:
     assert listener.next(5) == ("report.a", note)
 
 
-def test_nobody_has_to_listen(speak: Mouth) -> None:
+def test_a_note_without_a_listener_is_no_error(speak: Mouth) -> None:
     speak("nobody").send("soon", 1)
 
 
-def test_nothing_is_kept_in_redis(listen: Ears, speak: Mouth, real_redis: EmbeddedRedis) -> None:
+def test_notes_leave_no_keys_in_redis(
+    listen: Ears, speak: Mouth, real_redis: EmbeddedRedis
+) -> None:
     with redis.Redis.from_url(real_redis.url) as client:
         client.flushall()
         listen("ours", "soon")
@@ -122,7 +120,7 @@ def test_nothing_is_kept_in_redis(listen: Ears, speak: Mouth, real_redis: Embedd
         assert client.dbsize() == 0
 
 
-def test_a_listener_waits_no_longer_than_it_is_told(listen: Ears) -> None:
+def test_a_listener_waits_no_longer_than_its_timeout(listen: Ears) -> None:
     listener = listen("ours", "soon")
     began = time.monotonic()
     assert listener.next(0.3) is None
@@ -146,7 +144,7 @@ def test_a_listener_connects_again_after_redis_was_killed(
     hears_again(bus, listener, "after")
 
 
-def test_a_listener_may_begin_while_redis_is_away(
+def test_a_listener_can_start_while_redis_is_down(
     own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
 ) -> None:
     url = own_redis.url
@@ -156,7 +154,7 @@ def test_a_listener_may_begin_while_redis_is_away(
     hears_again(bus, listener, "first")
 
 
-def test_a_connection_that_redis_ended_is_made_anew(
+def test_a_connection_that_redis_closed_is_opened_again(
     own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
 ) -> None:
     listener, bus = listen("ours", "soon", url=own_redis.url), speak("ours", own_redis.url)
@@ -214,7 +212,7 @@ class Relay:
                     target.sendall(data)
 
 
-def test_a_redis_that_went_away_without_a_word_is_looked_for_again(
+def test_a_listener_reconnects_after_redis_falls_silent(
     real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
@@ -227,7 +225,7 @@ def test_a_redis_that_went_away_without_a_word_is_looked_for_again(
         relay.close()
 
 
-def test_a_quiet_bus_is_no_reason_to_connect_again(
+def test_a_listener_without_notes_keeps_its_connection(
     real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "SILENCE_S", 0.1)
@@ -242,7 +240,7 @@ def test_a_quiet_bus_is_no_reason_to_connect_again(
         relay.close()
 
 
-def test_a_redis_without_memory_left_still_passes_notes_on(
+def test_a_full_redis_still_forwards_notes(
     own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
 ) -> None:
     with redis.Redis.from_url(own_redis.url) as client:
@@ -257,7 +255,7 @@ def test_a_redis_without_memory_left_still_passes_notes_on(
         assert listener.next(5) == ("soon", {"due": 1})
 
 
-def test_a_socket_file_is_an_address_too(tmp_path: Any) -> None:
+def test_notes_work_over_a_unix_socket(tmp_path: Any) -> None:
     url = f"unix://{tmp_path}/redis.sock"
     server = EmbeddedRedis(tmp_path / "redis", settings={"unixsocket": f"{tmp_path}/redis.sock"})
     server.start()
@@ -270,7 +268,7 @@ def test_a_socket_file_is_an_address_too(tmp_path: Any) -> None:
         server.stop()
 
 
-def test_a_redis_that_never_was_is_a_doubt_to_senders_and_silence_to_listeners() -> None:
+def test_without_redis_senders_fail_and_listeners_receive_nothing() -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     listener, bus = Listener(url, "ours", ("soon",)), Bus(url, "ours")
     assert listener.next(WAIT_S) is None

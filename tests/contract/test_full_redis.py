@@ -79,7 +79,7 @@ def test_a_full_redis_stores_nothing_of_a_batch(index: ShardIndex, client: redis
     assert before.positions == index.positions == Positions(end, 0)
 
 
-def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
+def test_due_requests_are_removed_from_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
     end = fill(index, client)
 
     due = index.due(NOW_MS, 10)
@@ -91,7 +91,7 @@ def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis)
     assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
 
 
-def test_what_a_full_redis_delivers_is_known_to_leave_until_it_is_settled(
+def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:
     fill(index, client)
@@ -106,9 +106,7 @@ def test_what_a_full_redis_delivers_is_known_to_leave_until_it_is_settled(
         assert not inspector.is_in_flight(SHARD, 0)
 
 
-def test_deliveries_make_the_room_for_the_next_requests(
-    index: ShardIndex, client: redis.Redis
-) -> None:
+def test_deliveries_make_room_for_the_next_requests(index: ShardIndex, client: redis.Redis) -> None:
     used: int = client.info("memory")["used_memory"]
     client.config_set("maxmemory", used + ROOM)
     with pytest.raises(IndexFull):
@@ -121,7 +119,7 @@ def test_deliveries_make_the_room_for_the_next_requests(
     assert held(client).offsets() == list(range(end, end + BATCH))
 
 
-def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
+def test_a_full_redis_stores_removals_of_requests_not_yet_read(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     end = fill(index, client)
@@ -132,7 +130,7 @@ def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
     assert held(client).positions == Positions(end, 1)
 
 
-def test_a_zombie_removes_nothing_from_a_full_redis(
+def test_a_fenced_owner_removes_nothing_from_a_full_redis(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:
     fill(index, client)
@@ -150,9 +148,7 @@ def test_a_zombie_removes_nothing_from_a_full_redis(
     connections.disconnect()
 
 
-def test_what_cannot_be_delivered_now_is_put_off_in_a_full_redis_too(
-    index: ShardIndex, client: redis.Redis
-) -> None:
+def test_requests_are_postponed_in_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
     end = fill(index, client)
     binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
 

@@ -74,7 +74,7 @@ def told(client: redis.Redis) -> bytes:
 
 
 @pytest.mark.parametrize("servers", ["of_sentinel", "of_cluster"])
-def test_tls_is_used_all_the_way(
+def test_tls_secures_the_connection_to_every_server(
     servers: str, tls: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
     place = request.getfixturevalue(servers)

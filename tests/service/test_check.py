@@ -266,7 +266,7 @@ def test_a_kafka_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
         findings(load(**settings.model_dump() | {"kafka_bootstrap_servers": silent}))
 
 
-def test_a_redis_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
+def test_an_inspector_fails_if_redis_does_not_answer(settings: Settings) -> None:
     with pytest.raises(IndexLost, match="Redis does not answer TIME"):
         findings(with_redis(settings, f"redis://127.0.0.1:{free_port()}/0"))
 

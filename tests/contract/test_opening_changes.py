@@ -16,7 +16,7 @@ from tests.contract.held import NOW_MS, entry, store
 Opener = Callable[[], ShardIndex]
 
 
-def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_owner(
+def test_an_owner_frozen_before_it_empties_an_index_does_not_affect_the_next_one(
     open_index: Opener,
 ) -> None:
     zombie, owner = open_index(), open_index()
@@ -31,7 +31,7 @@ def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_o
     assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
 
 
-def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_mark(
+def test_no_walk_starts_until_all_requests_with_a_recorded_verdict_are_read(
     open_index: Opener,
 ) -> None:
     index = open_index()
