@@ -1121,7 +1121,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/unit/test_targets.py",),
+        ("tests/unit/test_target_topics.py",),
     ),
     Bug(
         "one-batch-for-a-strict-topic",

@@ -102,7 +102,7 @@ either = pytest.mark.parametrize("is_redis_lost", [False, True])
 
 
 @either
-def test_what_is_known_not_to_be_there_is_not_believed_when_its_place_is_gone(
+def test_an_outcome_declared_void_stays_void_when_its_offset_is_gone(
     torn: Owners, journal: FakeJournal, client: Any, is_redis_lost: bool
 ) -> None:
     journal.absent = set()  # as of a place below the start of the target
@@ -112,7 +112,7 @@ def test_what_is_known_not_to_be_there_is_not_believed_when_its_place_is_gone(
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
-def test_what_ended_it_once_that_was_known_holds(
+def test_a_cancel_or_replacement_after_the_check_holds_after_a_rollback(
     torn: Owners, asked: Written, client: Any, is_redis_lost: bool, ends: Any, left: list[int]
 ) -> None:
     asked(ends)
@@ -123,7 +123,7 @@ def test_what_ended_it_once_that_was_known_holds(
 
 
 @either
-def test_what_took_its_place_by_id_and_was_delivered_stays_the_only_one(
+def test_a_delivered_replacement_by_id_stays_the_only_delivery(
     torn: Owners, asked: Written, client: Any, is_redis_lost: bool
 ) -> None:
     asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
@@ -136,7 +136,7 @@ def test_what_took_its_place_by_id_and_was_delivered_stays_the_only_one(
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
-def test_what_ends_it_while_it_is_in_doubt_counts_if_it_was_not_delivered(
+def test_a_cancel_of_a_doubtful_request_counts_if_it_was_not_delivered(
     opened: Open, journal: FakeJournal, asked: Written, client: Any, is_redis_lost: bool,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
@@ -165,7 +165,7 @@ def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
     return owners
 
 
-def test_what_is_to_take_its_place_by_id_comes_too_late(
+def test_a_replacement_by_id_of_a_doubtful_request_is_too_late(
     hidden: Owners, journal: FakeJournal, asked: Written
 ) -> None:
     asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
@@ -177,7 +177,7 @@ def test_what_is_to_take_its_place_by_id_comes_too_late(
 
 
 @pytest.mark.parametrize("happens", ["killed before the index knows", "Redis goes back"])
-def test_a_receipt_that_says_it_was_not_delivered_is_believed(
+def test_a_receipt_that_voids_a_doubtful_outcome_is_applied_after_a_crash(
     hidden: Owners, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, happens: str
 ) -> None:
     was = {key: client.dump(key) for key in client.scan_iter()}
@@ -207,7 +207,7 @@ def killed(*_: object) -> None:
     ("ends", "left"),
     [(Cancel("a"), []), (Cancel(None, request_id(SHARD, 0)), []), (request("a"), [1])],
 )
-def test_what_ends_it_counts_as_well_when_redis_has_no_room_for_it_yet(
+def test_a_cancel_of_a_doubtful_request_counts_although_redis_has_no_room(
     hidden: Owners, journal: FakeJournal, asked: Written, monkeypatch: pytest.MonkeyPatch,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
@@ -221,7 +221,7 @@ def test_what_ends_it_counts_as_well_when_redis_has_no_room_for_it_yet(
     assert hidden.sent() == left
 
 
-def test_who_cancels_it_waits_until_it_is_known(
+def test_a_doubtful_request_counts_as_in_flight_until_it_is_checked(
     hidden: Owners, connections: redis.ConnectionPool, journal: FakeJournal
 ) -> None:
     see = Inspector(connections)
@@ -231,12 +231,12 @@ def test_who_cancels_it_waits_until_it_is_known(
     assert not see.is_in_flight(SHARD, 0)
 
 
-def test_one_receipt_tells_of_one_incarnation_of_a_topic() -> None:
+def test_a_receipt_names_messages_of_one_incarnation_of_a_topic() -> None:
     one, other = (Claim(n, "delivered", "orders/0", n, f"id{n}") for n in range(2))
     assert one_incarnation([one, other]) == [one]
 
 
-def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
+def test_a_rebind_of_a_shortened_log_keeps_doubtful_requests(
     opened: Open, journal: FakeJournal, asked: Written, connections: redis.ConnectionPool
 ) -> None:
     asked(request(), request(), request())
@@ -253,7 +253,7 @@ def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
     assert owners.sent() == [2]
 
 
-def test_a_dead_letter_that_was_in_doubt_still_says_why(
+def test_a_doubtful_dead_letter_keeps_its_detail(
     opened: Open, journal: FakeJournal, asked: Written
 ) -> None:
     asked(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))

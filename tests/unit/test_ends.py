@@ -27,7 +27,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     return ends
 
 
-def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
+def test_each_retry_of_a_lookup_of_leaders_uses_a_new_client(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[object]()
@@ -49,7 +49,7 @@ def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
     assert len(set(map(id, asked))) == 3, "each time another client, which may find another broker"
 
 
-def test_when_no_broker_answers_for_a_while_that_is_told(
+def test_an_error_is_raised_if_no_broker_answers_for_a_while(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_leader(

@@ -59,7 +59,7 @@ def reasons(client: Any) -> dict[int, str | None]:
 # the low-water mark
 
 
-def test_a_lost_index_begins_at_the_low_water_mark(
+def test_a_rebuild_starts_at_the_low_water_mark(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(7)))
@@ -75,7 +75,7 @@ def test_a_lost_index_begins_at_the_low_water_mark(
     assert held(client).positions == Positions(7, 7)
 
 
-def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
+def test_receipts_below_the_mark_are_not_applied(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     asked(*(request() for _ in range(4)))
@@ -87,9 +87,7 @@ def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
     assert "receipts 4 to 9" in journal.calls
 
 
-def test_of_two_marks_the_newer_one_counts(
-    recovery: Recovery, asked: Written, journal: FakeJournal
-) -> None:
+def test_the_newest_mark_is_used(recovery: Recovery, asked: Written, journal: FakeJournal) -> None:
     asked(*(request() for _ in range(5)))
     journal.append(mark(1, 0))
     journal.append(mark(3, 0))
@@ -100,7 +98,7 @@ def test_of_two_marks_the_newer_one_counts(
     assert reads(journal)[0] == "requests 3 to 5"
 
 
-def test_a_mark_is_found_however_many_receipts_came_after_it(
+def test_a_mark_is_found_behind_any_number_of_receipts(
     recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.core.receipt_history.FIRST_STRETCH", 2)
@@ -115,7 +113,7 @@ def test_a_mark_is_found_however_many_receipts_came_after_it(
 
 
 @pytest.mark.parametrize("newest", [mark(2, 4), mark(5, 0)], ids=["requests", "receipts"])
-def test_a_mark_below_the_start_of_a_journal_gives_way_to_an_older_one(
+def test_an_unusable_mark_is_replaced_by_an_older_usable_one(
     recovery: Recovery, asked: Written, journal: FakeJournal, newest: Receipt
 ) -> None:
     asked(*(request() for _ in range(6)))
@@ -128,7 +126,7 @@ def test_a_mark_below_the_start_of_a_journal_gives_way_to_an_older_one(
     assert reads(journal)[0] == "requests 4 to 6"
 
 
-def test_a_mark_whose_requests_were_removed_is_better_than_none(
+def test_a_rebuild_uses_a_mark_whose_requests_were_partly_removed(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -144,7 +142,7 @@ def test_a_mark_whose_requests_were_removed_is_better_than_none(
     assert "retention removed requests 2 to 3 while some of them were pending" in caplog.text
 
 
-def test_an_index_that_is_at_the_journals_is_never_begun_anew(
+def test_an_index_within_the_journals_is_kept_despite_a_mark(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request(), request())
@@ -158,7 +156,7 @@ def test_an_index_that_is_at_the_journals_is_never_begun_anew(
     assert reads(journal)[0] == "requests 1 to 2"
 
 
-def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
+def test_an_index_older_than_the_journals_is_rebuilt_from_the_mark(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
@@ -178,7 +176,7 @@ def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
     assert recovered.gone == 0
 
 
-def test_a_kept_index_says_which_mark_it_was_given(
+def test_a_kept_index_returns_its_stored_mark(
     recovery: Recovery, empty_index: ShardIndex, journal: FakeJournal
 ) -> None:
     journal.receipt_records += [None] * 4
@@ -210,7 +208,7 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
 # what nobody knows any more
 
 
-def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_letter(
+def test_without_a_mark_requests_due_before_the_first_receipt_are_dead_lettered(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -234,7 +232,7 @@ def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_let
     assert "receipts begin at 2, and no low-water mark is known" in caplog.text
 
 
-def test_what_recurs_and_whose_outcome_is_unknown_can_still_ask_for_its_next_time(
+def test_a_recurring_request_of_unknown_outcome_keeps_its_recurrence(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request("a", BEFORE_MS)._replace(recurs="every 60000"))
@@ -249,7 +247,7 @@ def test_what_recurs_and_whose_outcome_is_unknown_can_still_ask_for_its_next_tim
     assert (letter.target, letter.message, letter.recurs) == ("orders", b"hi", "every 60000")
 
 
-def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
+def test_receipts_from_offset_0_leave_no_outcome_unknown(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(due_ms=0), request(due_ms=BEFORE_MS))
@@ -260,7 +258,7 @@ def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
     assert reasons(client) == {0: None, 1: None}
 
 
-def test_a_mark_leaves_nothing_unknown_wherever_the_receipts_begin(
+def test_a_mark_leaves_no_outcome_unknown(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(due_ms=0), request(due_ms=0))
@@ -290,7 +288,7 @@ def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
     assert reasons(client) == {1: "outcome-unknown", 3: None}
 
 
-def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was_due_before(
+def test_a_kept_index_without_its_receipts_dead_letters_earlier_requests(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -313,7 +311,7 @@ def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was
     assert "3 pending requests that may have been delivered become dead letters" in caplog.text
 
 
-def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
+def test_many_requests_of_unknown_outcome_are_processed_in_chunks(
     index: ShardIndex, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("commands", "postponing"):
@@ -330,7 +328,7 @@ def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
 # requests lost to retention
 
 
-def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
+def test_a_replacement_after_removed_records_replaces_a_pending_request(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(*(request() for _ in range(6)))
@@ -360,7 +358,7 @@ def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
 
 
 @pytest.mark.parametrize("start", [2, 4, 6])
-def test_a_rebuild_that_was_cut_short_goes_on_and_ends_as_if_it_had_not_been(
+def test_an_interrupted_rebuild_continues_to_the_same_result(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, start: int,
 ) -> None:  # fmt: skip
@@ -381,7 +379,7 @@ def test_a_rebuild_that_was_cut_short_goes_on_and_ends_as_if_it_had_not_been(
     assert (held(client).skip, client.hexists(PREFIX + "state", "rebuild")) == (set(), False)
 
 
-def test_a_rebuild_that_was_cut_short_still_knows_what_nobody_knows_any_more(
+def test_an_interrupted_rebuild_keeps_unknown_outcomes(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
@@ -398,7 +396,7 @@ def test_a_rebuild_that_was_cut_short_still_knows_what_nobody_knows_any_more(
     assert reasons(client) == dict.fromkeys([0, 1, 2], "outcome-unknown")
 
 
-def test_a_rebuild_that_was_cut_short_begins_anew_when_its_journals_were_trimmed_meanwhile(
+def test_an_interrupted_rebuild_starts_over_if_its_journals_were_trimmed(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
@@ -415,7 +413,7 @@ def test_a_rebuild_that_was_cut_short_begins_anew_when_its_journals_were_trimmed
     assert held(client).offsets() == [5, 7]
 
 
-def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
+def test_only_the_rebuilding_owner_stores_requests(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
     client: Any,
 ) -> None:  # fmt: skip
@@ -440,7 +438,7 @@ def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
     store(others_index, 2, 3, {2: entry()})
 
 
-def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_more(
+def test_an_owner_whose_rebuild_another_continues_stores_nothing(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex,
 ) -> None:  # fmt: skip
@@ -457,7 +455,7 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
 
 
 @pytest.mark.parametrize("key", ["due", "ids", "cold"])
-def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
+def test_the_loss_of_a_single_key_causes_a_rebuild(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     caplog: pytest.LogCaptureFixture, key: str,
 ) -> None:  # fmt: skip
@@ -483,7 +481,7 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     )
 
 
-def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_it_on(
+def test_a_request_delivered_by_its_first_record_is_not_delivered_when_carried(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
@@ -501,7 +499,7 @@ def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_i
 
 
 @pytest.mark.parametrize(("read", "is_known"), [(0, True), (3, False)])
-def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_letters(
+def test_requests_read_before_all_receipts_were_deleted_become_dead_letters(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -516,7 +514,7 @@ def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_
 
 
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["killed", "redis lost again"])
-def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_done_again(
+def test_unknown_outcomes_stay_unknown_in_later_rebuilds(
     make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, is_emptied: bool,
 ) -> None:  # fmt: skip
@@ -533,7 +531,7 @@ def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_
     assert len(reasons(client)) == 4
 
 
-def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
+def test_a_shortened_log_with_new_records_keeps_the_shard_closed(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
@@ -559,7 +557,7 @@ def fills_up(count: int) -> Any:
     return lambda: next(left, False)
 
 
-def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
+def test_a_shard_opens_in_a_nearly_full_redis_with_requests_left_in_kafka(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(6)))
@@ -574,7 +572,7 @@ def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
     assert held(client).offsets() == [0, 2, 3, 5]
 
 
-def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
+def test_removals_are_stored_only_for_requests_not_yet_read(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(6)))
@@ -588,7 +586,7 @@ def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
     assert held(client).positions == Positions(3, 5)
 
 
-def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
+def test_a_delivered_request_left_in_kafka_ends_the_one_it_carried(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
@@ -604,7 +602,7 @@ def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
 
 
 @pytest.mark.parametrize("ended", [(), (3,)], ids=["still to come", "delivered"])
-def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_once(
+def test_a_replacement_left_in_kafka_ends_its_request_at_once(
     make: Make, asked: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
 ) -> None:
     asked(request("a"), request())
@@ -626,7 +624,7 @@ def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_on
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["Redis is lost", "Redis went back"])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "room"])
-def test_a_replacement_by_id_that_became_a_dead_letter_ends_nothing_of_what_is_pending_now(
+def test_a_dead_lettered_replacement_ends_no_pending_request(
     make: Make, asked: Written, journal: FakeJournal, client: Any, is_full: bool, is_lost: bool
 ) -> None:
     asked(request("a"))
@@ -647,7 +645,7 @@ def test_a_replacement_by_id_that_became_a_dead_letter_ends_nothing_of_what_is_p
 
 
 @pytest.mark.parametrize("is_pending", [True, False], ids=["in time", "too late"])
-def test_a_replacement_by_id_that_stays_in_kafka_ends_its_caller_ids_holder_if_it_counts(
+def test_a_replacement_left_in_kafka_ends_its_caller_ids_request_if_in_time(
     make: Make, asked: Written, journal: FakeJournal, client: Any, is_pending: bool
 ) -> None:
     asked(request(), request("a"))
@@ -665,7 +663,7 @@ def test_a_replacement_by_id_that_stays_in_kafka_ends_its_caller_ids_holder_if_i
     assert held(client).holders == {"a": 2 if is_pending else 1}
 
 
-def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
+def test_a_request_that_an_unread_cancel_ends_is_not_replaced_by_id(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request("a"), request("b"))
@@ -705,7 +703,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("theirs", "refusal"), OTHERS.values(), ids=OTHERS)
-def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
+def test_a_foreign_index_is_not_changed_and_the_error_names_the_remedy(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     theirs: Binding, refusal: str,
 ) -> None:  # fmt: skip
@@ -721,7 +719,7 @@ def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
     assert journal.receipt_records == []
 
 
-def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_one(
+def test_receipts_of_a_recreated_topic_end_no_requests_of_the_new_one(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request())
@@ -740,7 +738,7 @@ OLD = Receipt(1, barrier=True, topic_id="old", group="blackbox")
 NEW = Receipt(1, barrier=True, topic_id="topic", group="blackbox", mark=Mark(0, 4))
 
 
-def test_outcomes_between_the_last_barrier_of_an_old_topic_and_the_first_of_the_new_one_end_nothing(
+def test_outcomes_before_the_first_barrier_of_a_new_topic_end_nothing(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request(), request())
@@ -759,7 +757,7 @@ OF_AN_OLDER_VERSION = Receipt(1, barrier=True, topic_id="topic")
 
 
 @pytest.mark.parametrize("newest", [THEIRS, replace(THEIRS, barrier=False, mark=Mark(0, 0))])
-def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
+def test_a_shard_that_another_group_opened_last_stays_closed(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, newest: Receipt
 ) -> None:
     asked(request(), request())
@@ -774,7 +772,7 @@ def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
     assert journal.receipt_records == before
 
 
-def test_an_index_is_kept_closed_once_another_group_was_there_after_it(
+def test_an_index_stays_closed_after_another_group_opened_the_shard(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     asked(request())
@@ -788,7 +786,7 @@ def test_an_index_is_kept_closed_once_another_group_was_there_after_it(
 
 
 @pytest.mark.parametrize("last", [replace(THEIRS, group="blackbox"), OF_AN_OLDER_VERSION])
-def test_the_newest_opening_says_whose_the_receipts_are(
+def test_the_newest_barrier_or_mark_decides_which_group_owns_the_receipts(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, last: Receipt
 ) -> None:
     asked(request(), request())
@@ -801,7 +799,7 @@ def test_the_newest_opening_says_whose_the_receipts_are(
     assert held(client).offsets() == [1]
 
 
-def test_of_two_groups_that_open_a_shard_at_once_the_first_one_keeps_it(
+def test_the_first_of_two_groups_that_open_a_shard_keeps_it(
     make: Make, asked: Written, journal: FakeJournal
 ) -> None:
     asked(request())
@@ -814,7 +812,7 @@ def test_of_two_groups_that_open_a_shard_at_once_the_first_one_keeps_it(
     assert [barrier.group for barrier in barriers(journal)] == ["theirs", "blackbox", "theirs"]
 
 
-def test_a_lost_index_is_not_begun_at_a_mark_beyond_the_end_of_the_requests(
+def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     asked(request())
@@ -827,7 +825,7 @@ def test_a_lost_index_is_not_begun_at_a_mark_beyond_the_end_of_the_requests(
 # conditional records of which receipts tell
 
 
-def test_a_replacement_of_a_request_below_the_mark_counts_unless_a_receipt_says_that_it_did_not(
+def test_a_replacement_of_a_request_below_the_mark_counts_unless_ignored(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request(), request())
@@ -841,7 +839,7 @@ def test_a_replacement_of_a_request_below_the_mark_counts_unless_a_receipt_says_
     assert reasons(client) == {2: None, 3: None, 4: "too-late", 5: "too-late"}
 
 
-def test_a_carried_record_of_a_request_below_the_mark_counts_unless_a_receipt_says_it_did_not(
+def test_a_carried_record_of_a_request_below_the_mark_counts_unless_ignored(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, empty_index: ShardIndex
 ) -> None:
     asked(request(), request(), request())

@@ -57,7 +57,7 @@ def test_a_lost_index_is_rebuilt_from_both_journals(
     assert held(client).positions == Positions(7, 3)
 
 
-def test_a_shard_that_was_left_in_order_opens_as_it_is(
+def test_a_recovery_without_new_records_changes_no_entry(
     recovery: Recovery, asked: Written, client: Any
 ) -> None:
     asked(request(), request())
@@ -83,7 +83,7 @@ def test_earlier_owners_are_fenced_before_any_receipt_is_read(
     assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 2")
 
 
-def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Written,
+def test_a_former_owner_fences_no_other_owner(make: Make, asked: Written,
     writer: FakeWriter, journal: FakeJournal) -> None:  # fmt: skip
     def deny() -> None:
         raise Fenced("the shard was given to another owner")
@@ -106,7 +106,7 @@ def test_a_rebuild_reads_requests_once_and_after_the_receipts(
     assert len([call for call in journal.calls if call.startswith("requests")]) == 2
 
 
-def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening(
+def test_a_cancel_lost_in_a_rollback_is_applied_again_before_the_shard_opens(
     recovery: Recovery, asked: Written, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request("a"), Cancel("a"))
@@ -118,7 +118,7 @@ def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening
     assert held(client).due == []
 
 
-def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
+def test_a_cancel_written_during_a_long_recovery_applies_before_the_shard_opens(
     make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
     now_s: list[float],
 ) -> None:  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
     assert empty_index.positions.requests == 3
 
 
-def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
+def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
     make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
     now_s: list[float],
 ) -> None:  # fmt: skip
@@ -154,7 +154,7 @@ def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed
 # the witness
 
 
-def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
+def test_requests_whose_messages_are_missing_stay_pending(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request("a"), request())
@@ -167,7 +167,7 @@ def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
     assert held(client).holders == {"a": 1}
 
 
-def test_every_later_reader_judges_a_torn_receipt_alike(
+def test_every_later_rebuild_treats_a_torn_receipt_the_same(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
@@ -182,7 +182,7 @@ def test_every_later_reader_judges_a_torn_receipt_alike(
     assert held(client).offsets() == [0]
 
 
-def test_only_the_last_receipt_is_doubted(
+def test_only_the_last_receipt_is_checked(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
@@ -194,7 +194,7 @@ def test_only_the_last_receipt_is_doubted(
     assert held(client).due == []
 
 
-def test_a_receipt_that_redis_knows_already_is_no_witness(
+def test_a_receipt_below_the_position_is_not_checked(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex
 ) -> None:
     asked(request())
@@ -206,7 +206,7 @@ def test_a_receipt_that_redis_knows_already_is_no_witness(
     assert barriers(journal)[0].void == []
 
 
-def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
+def test_the_last_receipt_is_found_behind_any_number_of_aborted_ones(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request())
@@ -218,7 +218,7 @@ def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
     assert held(client).offsets() == [0]
 
 
-def test_what_cannot_be_read_keeps_one_request_and_not_the_shard(
+def test_an_unreadable_message_delays_one_request_and_not_the_shard(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request("a"), request())
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_keeps_one_request_and_not_the_shard(
     assert held(client).offsets() == [1, 2]
 
 
-def test_what_is_in_doubt_stays_it_when_redis_is_lost(
+def test_a_doubtful_request_stays_doubtful_if_redis_is_lost(
     make: Make, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request())
@@ -249,7 +249,7 @@ def test_what_is_in_doubt_stays_it_when_redis_is_lost(
 
 
 @pytest.mark.parametrize("ends", [Cancel("a"), request("a")])
-def test_nothing_ends_what_is_in_doubt(
+def test_a_cancel_or_replacement_does_not_remove_a_doubtful_request(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, ends: Any
 ) -> None:
     asked(request("a"), ends)
@@ -264,7 +264,7 @@ def test_nothing_ends_what_is_in_doubt(
 # somebody else writes
 
 
-def test_a_receipt_that_came_in_between_is_doubted_as_well(
+def test_a_receipt_written_during_recovery_is_checked(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(request(), request(), request())
@@ -276,7 +276,7 @@ def test_a_receipt_that_came_in_between_is_doubted_as_well(
     assert held(client).offsets() == [1, 2]
 
 
-def test_owners_that_keep_writing_stop_the_recovery(
+def test_recovery_fails_if_other_owners_keep_writing_receipts(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     journal.interlopers = [delivered() for _ in range(ATTEMPTS)]
@@ -285,7 +285,7 @@ def test_owners_that_keep_writing_stop_the_recovery(
         recovery.open()
 
 
-def test_the_last_round_is_still_good_enough(
+def test_recovery_succeeds_in_its_last_attempt(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(ATTEMPTS)))
@@ -297,7 +297,7 @@ def test_the_last_round_is_still_good_enough(
     assert held(client).offsets() == list(range(ATTEMPTS))
 
 
-def test_a_position_that_moves_meanwhile_is_never_written_back(
+def test_a_position_that_another_owner_advances_is_never_written_back(
     make: Make, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     recovery = make()
@@ -318,7 +318,7 @@ def test_a_position_that_moves_meanwhile_is_never_written_back(
 
 
 @pytest.mark.parametrize("step", ["open", "begin", "commit"])
-def test_a_recovery_that_cannot_be_finished_changes_no_entry(
+def test_a_failed_recovery_changes_no_entry(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, client: Any, step: str,
 ) -> None:  # fmt: skip
@@ -358,7 +358,7 @@ def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     assert barriers(journal) == []
 
 
-def test_who_cannot_open_a_shard_does_not_fence_who_rebinds_it(
+def test_an_owner_that_finds_a_foreign_index_fences_no_rebind(
     recovery: Recovery, journal: FakeJournal, writer: FakeWriter, empty_index: ShardIndex
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=journal.binding("blackbox")._replace(topic_id="old"))
@@ -386,7 +386,7 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
     assert "retention removed requests 4 to 6 before they were read" in caplog.text
 
 
-def test_a_rebuilt_index_begins_where_the_journals_do(
+def test_a_rebuild_starts_where_the_journals_start(
     recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
 ) -> None:
     asked(*(request() for _ in range(5)))
@@ -398,7 +398,7 @@ def test_a_rebuilt_index_begins_where_the_journals_do(
     assert held(client).offsets() == [3]
 
 
-def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_behind_them(
+def test_requests_removed_during_recovery_make_it_start_again_after_them(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     asked(*(request() for _ in range(5)))
@@ -420,7 +420,7 @@ def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_
 # much to read
 
 
-def test_outcomes_are_applied_in_chunks_and_the_position_comes_last(
+def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -443,7 +443,7 @@ def test_outcomes_are_applied_in_chunks_and_the_position_comes_last(
     assert recovered.outcomes == 12
 
 
-def test_a_recovery_cut_short_is_taken_up_where_it_was(
+def test_an_interrupted_recovery_continues_where_it_stopped(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -470,7 +470,7 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     assert held(client).offsets() == [8]
 
 
-def test_a_full_redis_opens_with_the_rest_still_in_kafka(
+def test_a_shard_opens_in_a_full_redis_with_requests_left_in_kafka(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -490,7 +490,7 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
     assert "opening with a backlog still in Kafka" in caplog.text
 
 
-def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_went_back(
+def test_a_full_redis_that_was_rolled_back_delivers_no_cancelled_request(
     make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any
 ) -> None:
     asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
@@ -523,7 +523,7 @@ def test_receipts_written_by_another_version_are_refused(
         recovery.open()
 
 
-def test_a_rebuild_that_redis_went_back_into_delivers_nothing_again(
+def test_a_redis_rolled_back_into_a_rebuild_delivers_nothing_twice(
     recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
     asked(request("a"), request(), request())

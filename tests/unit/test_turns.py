@@ -41,7 +41,7 @@ class SlowAdmin:
         )
 
 
-def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.api.turns.READ_WITHIN_S", 0.2)
     admin = SlowAdmin()
     app = FastAPI()

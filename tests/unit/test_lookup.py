@@ -51,16 +51,14 @@ def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "COUNTED_FOR_S", 0.0)
 
 
-def test_what_was_counted_a_moment_ago_is_not_counted_again(
-    counted: Counted, registry: StatusLookup
-) -> None:
+def test_partition_counts_are_cached_briefly(counted: Counted, registry: StatusLookup) -> None:
     for _ in range(10):
         registry.count_partitions()
     assert list(registry.shards()) == [Shard("TB", 0), Shard("TB", 1)]
     assert counted.times == 1
 
 
-def test_while_one_counts_the_others_go_by_what_was_known(
+def test_while_one_thread_counts_partitions_others_use_the_known_counts(
     counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)
@@ -76,7 +74,7 @@ def test_while_one_counts_the_others_go_by_what_was_known(
     assert counted.times == 2
 
 
-def test_when_kafka_does_not_answer_what_was_known_is_true(
+def test_known_partition_counts_are_used_if_kafka_does_not_answer(
     counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)
@@ -87,7 +85,7 @@ def test_when_kafka_does_not_answer_what_was_known_is_true(
 
 
 @pytest.mark.parametrize("failure", [JournalLost("away"), NotAllowed("not allowed")])
-def test_a_kafka_that_never_answered_is_waited_for_by_one(
+def test_only_the_first_caller_waits_for_a_kafka_that_does_not_answer(
     counted: Counted, registry: StatusLookup, failure: JournalLost
 ) -> None:
     counted.answer = failure
@@ -97,7 +95,7 @@ def test_a_kafka_that_never_answered_is_waited_for_by_one(
     assert counted.times == 1
 
 
-def test_a_right_that_was_taken_away_is_told(
+def test_a_revoked_permission_is_reported(
     counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pass_by(monkeypatch)

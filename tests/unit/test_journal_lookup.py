@@ -61,7 +61,7 @@ class Town:
         return JournalLookup(SHARD, self.journal, format, now_ms, limit=limit or ReadLimit())
 
 
-def test_for_what_was_delivered_nothing_behind_it_is_read() -> None:
+def test_the_lookup_of_a_delivered_request_reads_no_later_requests() -> None:
     town = Town()
     offset = town.ask(0, id="a")
     town.ask(60, id="a")
@@ -82,7 +82,7 @@ def test_receipts_from_before_a_request_was_written_are_not_read() -> None:
     ]
 
 
-def test_an_outcome_that_a_later_receipt_voids_did_not_come_true() -> None:
+def test_a_request_is_pending_if_a_later_receipt_voids_its_outcome() -> None:
     town = Town()
     offset = town.ask(0)
     town.deliver(offset)
@@ -92,7 +92,7 @@ def test_an_outcome_that_a_later_receipt_voids_did_not_come_true() -> None:
     assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
-def test_an_outcome_before_the_due_time_is_void_also_by_a_receipt_from_after_it() -> None:
+def test_a_receipt_after_the_due_time_voids_an_outcome_before_it() -> None:
     town = Town()
     offset = town.ask(60)
     town.journal.append(Receipt(BEGAN_MS, dead=[offset]))
@@ -101,7 +101,7 @@ def test_an_outcome_before_the_due_time_is_void_also_by_a_receipt_from_after_it(
     assert town.status(offset).state == "pending"
 
 
-def test_a_receipt_of_a_rebind_speaks_of_the_request_that_was_there_before() -> None:
+def test_a_receipt_of_a_rebind_names_the_earlier_request_at_that_offset() -> None:
     town = Town()
     offset = town.ask(60)
     asked_again = {"TB/0": [(offset, offset)]}
@@ -111,7 +111,7 @@ def test_a_receipt_of_a_rebind_speaks_of_the_request_that_was_there_before() -> 
     assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
-def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
+def test_reading_ends_once_an_outcome_can_no_longer_be_void() -> None:
     town = Town()
     offset = town.ask(0)
     town.deliver(offset)
@@ -121,7 +121,7 @@ def test_reading_ends_once_an_outcome_cannot_be_void_any_more() -> None:
     assert town.status(offset).state == "delivered"
 
 
-def test_the_next_time_of_what_recurs_is_no_replacement() -> None:
+def test_the_next_time_of_a_recurring_request_does_not_replace_it() -> None:
     town = Town()
     offset = town.ask(0, id="daily")
     town.ask(60, id="daily", headers=_marked(offset))
@@ -130,21 +130,21 @@ def test_the_next_time_of_what_recurs_is_no_replacement() -> None:
     assert town.status(offset).state == "delivered"
 
 
-def test_the_next_time_of_another_request_replaces_this_one() -> None:
+def test_the_next_time_of_another_request_replaces_a_request_of_the_same_id() -> None:
     town = Town()
     offset = town.ask(0, id="daily")
     town.ask(60, id="daily", headers=_marked(offset + 7))
     assert town.status(offset).state == "ended"
 
 
-def test_a_request_that_another_replaces_by_its_id_has_ended() -> None:
+def test_a_request_that_was_replaced_by_id_has_ended() -> None:
     town = Town()
     offset, other = town.ask(60), town.ask(60)
     town.ask(90, headers=_replaces(offset))
     assert (town.status(offset).state, town.status(other).state) == ("ended", "pending")
 
 
-def test_a_replacement_that_came_too_late_replaces_nothing_under_its_callers_id_either() -> None:
+def test_a_late_replacement_replaces_nothing_with_its_caller_id() -> None:
     town = Town()
     delivered, offset = town.ask(0), town.ask(60, id="a")
     town.deliver(delivered)
@@ -153,14 +153,14 @@ def test_a_replacement_that_came_too_late_replaces_nothing_under_its_callers_id_
     assert (town.status(offset).state, town.status(late).state) == ("pending", "invalid")
 
 
-def test_a_replacement_ends_the_request_of_its_callers_id_as_well() -> None:
+def test_a_replacement_also_ends_the_request_with_its_caller_id() -> None:
     town = Town()
     other, offset = town.ask(60), town.ask(60, id="a")
     town.ask(90, id="a", headers=_replaces(other))
     assert [town.status(one).state for one in (other, offset)] == ["ended", "ended"]
 
 
-def test_what_took_the_place_of_an_ended_request_is_found_and_a_cancel_is_none() -> None:
+def test_the_replacement_of_an_ended_request_is_found() -> None:
     town = Town()
     by_id, by_name, cancelled, carried = (town.ask(3600, id=id) for id in ("a", "b", "c", "d"))
     there = town.carry(carried)
@@ -181,7 +181,7 @@ def test_what_took_the_place_of_an_ended_request_is_found_and_a_cancel_is_none()
     assert lookup.replaced_by(lookup.own_record(carried), 0) == last
 
 
-def test_a_cold_request_is_followed_through_all_its_records() -> None:
+def test_a_lookup_follows_a_cold_request_through_all_its_records() -> None:
     town = Town()
     offset = town.ask(3600, id="far")
     renewed = town.carry(offset, is_cold=True)
@@ -197,7 +197,7 @@ def test_a_cold_request_is_followed_through_all_its_records() -> None:
     assert (status.state, status.carried) == ("delivered", SHARD.source(near))
 
 
-def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on() -> None:
+def test_a_request_without_its_record_is_found_by_its_carried_record() -> None:
     town = Town()
     offset, ended = town.ask(3600), town.ask(3600)
     renewed = town.carry(offset, is_cold=True)
@@ -212,7 +212,7 @@ def test_a_request_whose_own_record_was_removed_is_found_where_it_was_carried_on
         town.lookup(ReadLimit(records=0)).status(ended)
 
 
-def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> None:
+def test_a_carried_record_does_not_restore_a_cancelled_request() -> None:
     town = Town()
     offset = town.ask(3600)
     town.cancel(offset)
@@ -220,7 +220,7 @@ def test_a_record_that_carries_on_what_was_cancelled_brings_nothing_back() -> No
     assert town.status(offset).state == "ended"
 
 
-def test_a_cancel_by_the_first_id_ends_what_was_carried_on() -> None:
+def test_a_cancel_by_the_first_id_ends_a_carried_request() -> None:
     town = Town()
     offset = town.ask(3600)
     near = town.carry(offset)
@@ -229,7 +229,7 @@ def test_a_cancel_by_the_first_id_ends_what_was_carried_on() -> None:
     assert (town.status(offset).state, town.status(near).state) == ("ended", "ended")
 
 
-def test_a_cancel_does_not_end_what_can_only_become_a_dead_letter() -> None:
+def test_a_cancel_does_not_end_a_future_dead_letter() -> None:
     town = Town()
     offset = town.write(b"no request")
     town.cancel(offset)
@@ -247,7 +247,7 @@ def _replaces(offset: int) -> Headers:
     return [(REPLACES, request_id(SHARD, offset).encode())]
 
 
-def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
+def test_a_lookup_ends_at_its_limit_of_records_or_of_time() -> None:
     town = Town()
     offset = town.ask(3600)
     for _ in range(10):
@@ -261,7 +261,7 @@ def test_reading_ends_at_the_limit_of_records_or_of_time() -> None:
     assert town.lookup(ReadLimit(records=10)).outcome(asked) is None
 
 
-def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_request(
+def test_without_its_record_an_outcome_is_found_by_the_read_offsets_of_receipts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blackbox.core.journal_search.NEAR", 50)
@@ -278,7 +278,7 @@ def test_without_its_record_an_outcome_is_where_the_writer_first_knew_the_reques
     assert outcome.state == "delivered"
 
 
-def test_a_barrier_that_knew_less_hides_no_outcome() -> None:
+def test_a_barrier_with_a_lower_read_offset_hides_no_outcome() -> None:
     town = Town()
     for number in range(100):
         town.journal.append(
@@ -292,7 +292,7 @@ def test_a_barrier_that_knew_less_hides_no_outcome() -> None:
     ] * 100
 
 
-def test_what_a_cold_request_became_is_looked_for_where_promotion_writes_it() -> None:
+def test_a_carried_record_is_searched_near_the_time_of_its_promotion() -> None:
     town = Town()
     offset = town.ask(2 * 3600)
     for _ in range(2 * 3600):

@@ -12,22 +12,22 @@ from blackbox.journal.kafka_access import FIXED_SETTINGS, ConnectionMonitor, Kaf
 
 
 @pytest.mark.parametrize("name", FIXED_SETTINGS)
-def test_a_setting_that_the_guarantees_rest_on_is_refused(name: str) -> None:
+def test_a_kafka_setting_that_the_guarantees_depend_on_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be set"):
         KafkaAccess("127.0.0.1:1", "unit", {name: "x"}).check()
 
 
 @pytest.mark.parametrize(("name", "value"), [("no.such.setting", "1"), ("acks", "1")])
-def test_a_setting_that_the_client_does_not_take_is_refused(name: str, value: str) -> None:
+def test_a_kafka_setting_that_the_client_rejects_is_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name.partition(".")[0]):
         KafkaAccess("127.0.0.1:1", "unit", {name: value}).check()
 
 
-def test_other_settings_are_the_operators(tmp_path: object) -> None:
+def test_other_kafka_settings_are_accepted(tmp_path: object) -> None:
     KafkaAccess("127.0.0.1:1", "unit", {"session.timeout.ms": "9000", "log_level": "0"}).check()
 
 
-def test_settings_do_not_print() -> None:
+def test_kafka_settings_are_not_printed() -> None:
     assert "s3cret" not in repr(KafkaAccess("b:1", "unit", {"sasl.password": "s3cret"}))
 
 
@@ -39,7 +39,7 @@ def test_settings_do_not_print() -> None:
         ("Producer", lambda brokers: brokers.producer(None)),
     ],
 )
-def test_a_client_that_was_told_of_no_leader_asks_again_soon(
+def test_a_client_refreshes_its_metadata_every_5_s(
     monkeypatch: pytest.MonkeyPatch, client: str, make: Callable[[KafkaAccess], object]
 ) -> None:
     made: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def test_a_client_that_was_told_of_no_leader_asks_again_soon(
     assert [settings["topic.metadata.refresh.interval.ms"] for settings in made] == [5_000]
 
 
-def test_a_client_that_is_connected_can_live_on() -> None:
+def test_a_connected_client_does_not_count_as_lost() -> None:
     told: list[str] = []
     consumer = Consumer(
         {

@@ -76,7 +76,7 @@ def is_paused(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("blackbox_intake_paused")
 
 
-def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
+def test_intake_pauses_at_85_percent_of_memory_and_resumes_at_75(
     watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     for share, expected in (
@@ -94,7 +94,7 @@ def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
     assert is_paused(metrics) == 1
 
 
-def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between_75_and_85_percent(
+def test_intake_resumes_after_a_while_below_85_percent_of_memory(
     watch: RedisMonitor, client: redis.Redis, told: list[str]
 ) -> None:
     for share, looks, expected in (
@@ -114,7 +114,7 @@ def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between
         assert told == expected, share
 
 
-def test_it_is_said_once(
+def test_a_pause_and_its_end_are_logged_once(
     watch: RedisMonitor, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "blackbox")
@@ -132,7 +132,7 @@ def test_a_redis_without_a_limit_is_never_full(watch: RedisMonitor, told: list[s
     assert told == []
 
 
-def test_a_batch_that_found_redis_full_pauses_too(
+def test_a_batch_that_found_redis_full_pauses_intake(
     watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     use(client, 0.80)
@@ -145,7 +145,7 @@ def test_a_batch_that_found_redis_full_pauses_too(
     assert (told, is_paused(metrics)) == (["pause", "resume"], 0)
 
 
-def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
+def test_a_resume_does_not_overtake_the_pause_before_it(
     server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
 ) -> None:
     pausing, may_go_on = Event(), Event()
@@ -172,7 +172,7 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
     assert told == ["pause", "resume"]
 
 
-def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
+def test_a_clock_difference_is_logged_once_each_time_it_starts(
     watch: RedisMonitor,
     clock: Clock,
     metrics: Metrics,
@@ -189,7 +189,7 @@ def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
     assert skew_s == pytest.approx(-5, abs=0.5)
 
 
-def test_clocks_less_than_a_second_apart_are_fine(
+def test_a_clock_difference_below_a_second_is_not_logged(
     watch: RedisMonitor,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
@@ -200,7 +200,7 @@ def test_clocks_less_than_a_second_apart_are_fine(
     assert caplog.messages == []
 
 
-def test_a_redis_that_does_not_answer_is_only_logged_by_a_look(
+def test_a_check_only_logs_that_redis_does_not_answer(
     metrics: Metrics, clock: Clock, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = watching(f"redis://127.0.0.1:{free_port()}/0", metrics, clock, told)

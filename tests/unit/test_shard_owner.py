@@ -95,7 +95,7 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
     assert owner.join(ANSWER_S)
 
 
-def test_what_the_first_look_finds_refused_is_no_reason_to_stay_closed(
+def test_a_refusal_in_the_first_tick_does_not_keep_a_shard_closed(
     owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     def refuse() -> None:
@@ -112,7 +112,7 @@ class Quiet:
     def close(self) -> None: ...
 
 
-def test_what_is_stored_during_a_tick_and_due_soon_is_not_left_to_the_next_poll(
+def test_a_request_stored_during_a_tick_and_due_soon_wakes_the_owner(
     owner: ShardOwner, part: Part
 ) -> None:
     def store_something_due_soon() -> None:
@@ -126,7 +126,7 @@ def test_what_is_stored_during_a_tick_and_due_soon_is_not_left_to_the_next_poll(
         part.ticks.get(timeout=ANSWER_S)  # nobody polls: only the wake-up does it
 
 
-def test_a_doubt_is_recovered_from_even_when_closing_fails(
+def test_a_shard_is_recovered_even_if_closing_fails(
     owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
@@ -136,7 +136,7 @@ def test_a_doubt_is_recovered_from_even_when_closing_fails(
     assert [name for name, _ in calls[:3]] == ["opened", "closed", "opened"]
 
 
-def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
+def test_a_shard_to_be_recovered_stores_nothing_during_its_last_tick(
     owner: ShardOwner, part: Part
 ) -> None:
     taken: list[bool] = []
@@ -151,7 +151,7 @@ def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
     assert taken == [False]
 
 
-def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_position(
+def test_a_batch_beyond_the_position_is_read_again_from_the_position(
     owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
@@ -182,7 +182,7 @@ def in_ms(wait_ms: int) -> int:
     return Clock().earliest_ms() + wait_ms
 
 
-def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: ShardOwner, part: Part) -> None:
+def test_an_earlier_due_time_wakes_the_owner_in_time(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=in_ms(3_600_000))
     due_ms = in_ms(150)
     part.next_due_ms = [due_ms]
@@ -191,22 +191,20 @@ def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: ShardOwner, part
     assert part.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
 
 
-def test_a_due_time_is_looked_for_when_nothing_else_is_pending(
-    owner: ShardOwner, part: Part
-) -> None:
+def test_a_due_time_wakes_an_owner_without_pending_requests(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=None)
     owner.wake_at(in_ms(3_600_000))
     part.ticks.get(timeout=ANSWER_S)
 
 
-def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: ShardOwner, part: Part) -> None:
+def test_a_past_due_time_wakes_the_owner_at_once(owner: ShardOwner, part: Part) -> None:
     started(owner, part, next_due_ms=in_ms(3_600_000))
     owner.wake_at(in_ms(-5000))
     part.ticks.get(timeout=ANSWER_S)
 
 
 @pytest.mark.parametrize("later_ms", [0, 1, 3_600_000])
-def test_a_due_time_that_is_no_earlier_wakes_nobody(
+def test_a_later_due_time_does_not_wake_the_owner(
     owner: ShardOwner, part: Part, later_ms: int
 ) -> None:
     known_ms = in_ms(3_600_000)
@@ -215,9 +213,7 @@ def test_a_due_time_that_is_no_earlier_wakes_nobody(
     assert is_quiet(part)
 
 
-def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(
-    owner: ShardOwner, part: Part
-) -> None:
+def test_an_owner_that_is_not_open_yet_accepts_a_due_time(owner: ShardOwner, part: Part) -> None:
     owner.wake_at(in_ms(-1))
     owner.start()
     for _ in range(2):
@@ -231,13 +227,15 @@ class TestWithoutWakeUp:
     def wake_up(self) -> bool:
         return False
 
-    def test_no_due_time_wakes_it(self, owner: ShardOwner, part: Part) -> None:
+    def test_without_wake_up_no_due_time_wakes_the_owner(
+        self, owner: ShardOwner, part: Part
+    ) -> None:
         started(owner, part, next_due_ms=in_ms(20))
         owner.wake_at(in_ms(10))
         owner.wake_at(in_ms(-5000))
         assert is_quiet(part)
 
-    def test_a_poll_does(self, owner: ShardOwner, part: Part) -> None:
+    def test_without_wake_up_a_poll_wakes_the_owner(self, owner: ShardOwner, part: Part) -> None:
         started(owner, part, next_due_ms=None)
         owner.poll()
         part.ticks.get(timeout=ANSWER_S)

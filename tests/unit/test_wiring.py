@@ -28,7 +28,7 @@ class Brokers:
         return self.told
 
 
-def test_shards_are_asked_for_again_soon_after_brokers_that_did_not_answer(
+def test_shards_are_looked_up_again_10_s_after_a_failed_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()
