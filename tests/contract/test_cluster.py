@@ -66,7 +66,7 @@ def fill(url: str, shard: Shard) -> None:
         store(index, 0, 3, {offset: entry(NOW_MS) for offset in range(3)})
 
 
-def test_each_shard_is_stored_on_the_node_that_has_its_slot(
+def test_each_shard_is_kept_by_the_node_that_has_its_slot(
     empty: ClusterServers, spread: list[Shard]
 ) -> None:
     for shard in spread:
@@ -265,7 +265,7 @@ def forgets(node: EmbeddedRedis, slot: int) -> bool:
     return True
 
 
-def test_a_node_without_the_cluster_url_refuses_keys_of_other_nodes(
+def test_a_plain_url_of_a_cluster_node_fails_for_keys_of_other_nodes(
     cluster: ClusterServers,
 ) -> None:
     alone = other_than(cluster, cluster.node_of(PREFIX))

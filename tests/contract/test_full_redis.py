@@ -106,7 +106,9 @@ def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
         assert not inspector.is_in_flight(SHARD, 0)
 
 
-def test_deliveries_make_room_for_the_next_requests(index: ShardIndex, client: redis.Redis) -> None:
+def test_deliveries_make_the_room_for_the_next_requests(
+    index: ShardIndex, client: redis.Redis
+) -> None:
     used: int = client.info("memory")["used_memory"]
     client.config_set("maxmemory", used + ROOM)
     with pytest.raises(IndexFull):
@@ -119,7 +121,7 @@ def test_deliveries_make_room_for_the_next_requests(index: ShardIndex, client: r
     assert held(client).offsets() == list(range(end, end + BATCH))
 
 
-def test_a_full_redis_stores_removals_of_requests_not_yet_read(
+def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     end = fill(index, client)

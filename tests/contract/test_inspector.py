@@ -63,14 +63,16 @@ def test_a_new_index_shows_its_positions(inspector: Inspector, index: ShardIndex
     assert inspector.positions(SHARD) == Positions(10, 0)
 
 
-def test_intake_and_dispatch_advance_the_positions(inspector: Inspector, index: ShardIndex) -> None:
+def test_the_positions_move_with_intake_and_with_dispatch(
+    inspector: Inspector, index: ShardIndex
+) -> None:
     store(index, 10, 12, {10: entry(NOW_MS), 11: entry(NOW_MS)})
     assert inspector.positions(SHARD) == Positions(12, 0)
     index.settle({10: None}, 7)
     assert inspector.positions(SHARD) == Positions(12, 7)
 
 
-def test_an_emptied_index_has_no_positions(
+def test_an_index_that_was_emptied_has_no_positions(
     inspector: Inspector, index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})

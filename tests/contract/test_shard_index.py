@@ -397,7 +397,7 @@ def test_the_same_batch_again_changes_nothing(index: ShardIndex, client: redis.R
     assert held(client) == before
 
 
-def test_only_the_rest_of_a_partly_stored_batch_is_stored(
+def test_of_a_batch_partly_stored_before_only_the_rest_is_stored(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: Cancel("a")})
@@ -681,7 +681,7 @@ def test_a_batch_across_a_segment_border_respects_the_removals_of_both_segments(
     assert held(client).offsets() == [o for o in around if o not in removed]
 
 
-def test_used_segments_are_deleted_and_the_current_segment_is_kept(
+def test_used_segments_are_dropped_and_the_current_one_kept(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     index.settle(dict.fromkeys(segment * SEGMENT + 5 for segment in range(5)), 1)
@@ -755,7 +755,7 @@ def test_ignored_records_are_recorded_only_below_the_position(index: ShardIndex)
     assert index.unrecorded(10) == (6, [4, 5])
 
 
-def test_an_index_stores_the_mark_that_its_owner_wrote(
+def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(
     index: ShardIndex, open_index: Opener
 ) -> None:
     index.settle({}, 4, mark=Mark(2, 1, [(3, 2)]))

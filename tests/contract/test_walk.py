@@ -75,7 +75,7 @@ def test_a_walk_finds_the_lowest_pending_request_among_many(index: ShardIndex, w
     assert walked(walking) == MANY
 
 
-def test_a_walk_ends_at_the_first_pending_request(index: ShardIndex, walk: Begin) -> None:
+def test_a_walk_ends_at_the_first_request_that_is_pending(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, MANY, {o: entry(NOW_MS - o) for o in range(7, MANY)})
 
     assert not walk().slice()
@@ -305,9 +305,7 @@ def test_no_walk_starts_on_an_index_that_its_owner_does_not_know(
         walk()
 
 
-def test_a_walk_fails_if_its_connection_is_lost(
-    index: ShardIndex, walk: Begin, backend: Backend
-) -> None:
+def test_a_walk_ends_with_its_connection(index: ShardIndex, walk: Begin, backend: Backend) -> None:
     store(index, 0, 9, {4: entry()})
     walking = walk()
     backend.cut()

@@ -131,7 +131,7 @@ def test_an_interrupted_rebuild_does_not_apply_new_rules_to_admitted_requests(
     assert reasons(client) == dict.fromkeys(range(90, 100))
 
 
-def test_a_refused_replacement_ends_the_same_request_in_a_rebuilt_index(
+def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebuilt_index(
     open_shard: Open, make_intake: Callable[..., Intake], journal: FakeJournal, client: redis.Redis
 ) -> None:
     far = "[callers.shop]\nlongest_countdown_s = 7200"

@@ -113,7 +113,7 @@ def test_a_cancel_that_ends_a_request_is_reported_as_cancelled(
     assert cancel({ASKED: "ended"}).outcome == "cancelled"
 
 
-def test_a_cancel_right_behind_the_position_reads_no_requests(
+def test_a_cancel_without_records_in_between_reads_no_requests(
     cancel: Callable[..., Cancelled],
 ) -> None:
     assert cancel({ASKED: "ended"}, at=REPLACED, is_too_far=True).outcome == "cancelled"

@@ -53,7 +53,7 @@ def test_a_reading_of_the_redis_clock_advances_with_time(host: HostTime) -> None
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
-def test_a_step_of_the_host_clock_makes_no_message_early(host: HostTime, step_ms: int) -> None:
+def test_a_step_of_the_host_clock_makes_nothing_early(host: HostTime, step_ms: int) -> None:
     clock = Clock()
     clock.observe(1_000_000)
     host.wall_ms += step_ms
@@ -103,7 +103,9 @@ def test_a_slow_kafka_clock_alone_delays_delivery(
     assert clock.behind_ms() == pytest.approx(behind_ms, abs=SOME_MS)
 
 
-def test_a_fast_kafka_clock_makes_no_message_early(host: HostTime, clock: ShardClock) -> None:
+def test_a_clock_of_kafka_that_is_ahead_makes_nothing_early(
+    host: HostTime, clock: ShardClock
+) -> None:
     stamp(clock, host, 3_600_000, 5, 5)
 
     assert clock.earliest_ms() == host.wall_ms

@@ -104,11 +104,11 @@ def test_the_tables_were_found() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_is_documented(reason: Reason) -> None:
+def test_every_reason_word_is_documented(reason: Reason) -> None:
     assert f"`{reason}`" in PAGE
 
 
-def test_every_reason_on_the_page_exists() -> None:
+def test_every_reason_word_of_the_page_exists() -> None:
     words = set(re.findall(r"refused: `([a-z-]+)`", PAGE))
     words |= set(
         re.findall(
@@ -232,7 +232,7 @@ HARD_TO_READ = {
 
 
 @pytest.mark.parametrize("fields", HARD_TO_READ.values(), ids=HARD_TO_READ)
-def test_parsing_a_long_value_runs_no_python_code_per_element(
+def test_no_python_code_runs_for_each_element_of_a_long_value(
     fields: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = with_fields(fields).encode()
@@ -320,7 +320,7 @@ def test_optional_fields_are_absent_when_not_given() -> None:
     )
 
 
-def test_the_countdown_of_a_future_record_starts_now() -> None:
+def test_the_countdown_of_a_record_from_the_future_runs_from_now() -> None:
     parsed = parse(with_fields(""), written_ms=LATEST_MS + 86_400_000)
 
     assert isinstance(parsed, Request)
@@ -337,7 +337,7 @@ def test_a_countdown_starts_at_the_timestamp_that_the_broker_set() -> None:
         assert asked.due_ms == ahead_ms + 60_000
 
 
-def test_the_countdown_of_a_record_without_timestamp_starts_now() -> None:
+def test_the_countdown_of_a_record_without_timestamp_runs_from_now() -> None:
     parsed = parse(with_fields(""), written_ms=-1)
 
     assert isinstance(parsed, Request)

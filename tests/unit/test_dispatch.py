@@ -1727,7 +1727,7 @@ def lose_payload(client: Any, offset: int) -> None:
     client.delete(f"{PREFIX}msg:{offset:016x}")
 
 
-def test_a_lost_payload_is_read_from_its_record(
+def test_a_lost_payload_is_read_again_from_its_record(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

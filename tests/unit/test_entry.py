@@ -44,7 +44,7 @@ def test_an_entry_is_read_as_it_was_stored(entry: Entry) -> None:
 
 
 @given(entries)
-def test_an_entry_that_was_read_is_stored_as_the_same_bytes(entry: Entry) -> None:
+def test_an_entry_that_was_read_is_stored_in_the_same_bytes(entry: Entry) -> None:
     stored = encode(entry)
 
     assert encode(decode(stored)) == stored

@@ -73,7 +73,7 @@ def test_the_same_batch_again_stores_nothing_and_reports_nothing(
     assert held(client) == before
 
 
-def test_a_batch_without_records_advances_the_position(index: ShardIndex) -> None:
+def test_a_batch_of_gaps_moves_the_position(index: ShardIndex) -> None:
     assert intake(index).apply(batch(0, 50), NOW_MS) == NOTHING
     assert index.positions == Positions(50, 0)
 
@@ -159,7 +159,7 @@ def test_a_record_that_the_client_cannot_read_completely_is_invalid(
     assert (stored.reason, stored.detail) == ("bad-headers", "a header name is no UTF-8")
 
 
-def test_a_lost_entry_is_restored_from_its_record(index: ShardIndex) -> None:
+def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
     taking = intake(index, at_3=request(caller_id="a"), at_4=Invalid(Reason.EMPTY, "no value"))
 
     again = taking.reread(record(3))

@@ -130,7 +130,7 @@ def test_the_next_time_of_a_recurring_request_does_not_replace_it() -> None:
     assert town.status(offset).state == "delivered"
 
 
-def test_the_next_time_of_another_request_replaces_a_request_of_the_same_id() -> None:
+def test_the_next_time_of_another_request_replaces_this_one() -> None:
     town = Town()
     offset = town.ask(0, id="daily")
     town.ask(60, id="daily", headers=_marked(offset + 7))
@@ -181,7 +181,7 @@ def test_the_replacement_of_an_ended_request_is_found() -> None:
     assert lookup.replaced_by(lookup.own_record(carried), 0) == last
 
 
-def test_a_lookup_follows_a_cold_request_through_all_its_records() -> None:
+def test_a_cold_request_is_followed_through_all_its_records() -> None:
     town = Town()
     offset = town.ask(3600, id="far")
     renewed = town.carry(offset, is_cold=True)

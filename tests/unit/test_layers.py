@@ -94,7 +94,7 @@ def is_within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-def test_every_module_belongs_to_a_listed_room() -> None:
+def test_every_module_is_in_a_room_that_is_listed() -> None:
     assert {room_of(module) for module in MODULES} == ROOMS.keys() | {"__main__"}
 
 

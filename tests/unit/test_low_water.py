@@ -66,7 +66,7 @@ def test_the_last_receipt_with_ignored_records_carries_the_mark(
     assert told == [([1, 2], None), ([3, 4], None), ([5], mark)]
 
 
-def test_an_idle_shard_does_not_write_its_mark_again(
+def test_an_idle_shard_writes_no_mark_again(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater
 ) -> None:
     store(index, 0, 3, {1: entry()})

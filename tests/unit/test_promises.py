@@ -24,7 +24,7 @@ def test_every_guarantee_names_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(named_tests()))
-def test_every_named_test_exists(name: str) -> None:
+def test_every_test_that_is_named_exists(name: str) -> None:
     path, _, function = name.partition("::")
     assert f"def {function}(" in (ROOT / path).read_text()
 

@@ -414,7 +414,7 @@ def test_a_rebind_killed_after_its_commit_writes_nothing_twice(
 
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("topic_id", ["old", "topic"], ids=["created-again", "cut"])
-def test_a_rebind_killed_before_its_commit_changes_nothing(
+def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
     make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str,
 ) -> None:  # fmt: skip

@@ -98,7 +98,7 @@ def test_the_newest_mark_is_used(recovery: Recovery, asked: Written, journal: Fa
     assert reads(journal)[0] == "requests 3 to 5"
 
 
-def test_a_mark_is_found_behind_any_number_of_receipts(
+def test_a_mark_is_found_however_many_receipts_came_after_it(
     recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.core.receipt_history.FIRST_STRETCH", 2)

@@ -276,7 +276,7 @@ def test_a_receipt_written_during_recovery_is_checked(
     assert held(client).offsets() == [1, 2]
 
 
-def test_recovery_fails_if_other_owners_keep_writing_receipts(
+def test_owners_that_keep_writing_stop_the_recovery(
     recovery: Recovery, asked: Written, journal: FakeJournal
 ) -> None:
     journal.interlopers = [delivered() for _ in range(ATTEMPTS)]
@@ -318,7 +318,7 @@ def test_a_position_that_another_owner_advances_is_never_written_back(
 
 
 @pytest.mark.parametrize("step", ["open", "begin", "commit"])
-def test_a_failed_recovery_changes_no_entry(
+def test_a_recovery_that_cannot_be_finished_changes_no_entry(
     recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, client: Any, step: str,
 ) -> None:  # fmt: skip

@@ -52,7 +52,7 @@ def test_ids_of_one_shard_sort_by_offset(partition: int, one: int, other: int) -
 
 
 @given(partitions, offsets)
-def test_an_id_ends_with_its_member_except_for_the_variant(partition: int, offset: int) -> None:
+def test_an_id_ends_in_its_member_but_for_the_variant(partition: int, offset: int) -> None:
     tail = request_id(Shard("TB", partition), offset).replace("-", "")[16:]
 
     assert member(int(tail, 16) & MAX_OFFSET) == member(offset)

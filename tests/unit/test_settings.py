@@ -297,7 +297,7 @@ def test_a_bad_redis_url_is_refused_without_its_password(
     assert refused.value.__suppress_context__
 
 
-def test_the_redis_password_is_not_printed(environment: pytest.MonkeyPatch) -> None:
+def test_the_redis_password_does_not_print(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("BLACKBOX_REDIS_URL", f"redis://:{PASSWORD}@redis:6379/0")
     settings = load()
     assert settings.redis_url.get_secret_value() == f"redis://:{PASSWORD}@redis:6379/0"

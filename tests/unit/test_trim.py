@@ -113,7 +113,7 @@ def test_receipts_are_not_trimmed_without_the_permission_to_trim_requests(kafka:
     assert kafka.removed == []
 
 
-def test_receipts_are_not_trimmed_if_trimming_requests_fails(kafka: Kafka) -> None:
+def test_requests_that_cannot_be_removed_keep_their_receipts(kafka: Kafka) -> None:
     kafka.refusals["TB"] = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)
 
     with pytest.raises(JournalLost, match="cannot remove records"):
