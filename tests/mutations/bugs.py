@@ -832,7 +832,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/unit/test_intake.py", "tests/service/test_binding.py"),
+        ("tests/unit/test_intake.py", "tests/service/test_rebind.py"),
     ),
     Bug(
         "refused-records-kept",
@@ -1212,7 +1212,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_letterbox.py",),
+        ("tests/service/test_dead_letter_topic.py",),
     ),
     Bug(
         "errors-explained-at-any-size",
@@ -1318,7 +1318,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "turn-held-while-streaming",
@@ -1331,7 +1331,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "schedules-read-ahead",
@@ -1344,7 +1344,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "pages-without-a-bound",

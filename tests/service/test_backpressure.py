@@ -46,7 +46,7 @@ def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[W
 @pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.timeout(300)
-def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> None:
+def test_more_requests_than_redis_can_hold_are_all_delivered(small_world: World) -> None:
     service = small_world.start_service().wait_ready()
     small_world.ask(20_000, from_s=6, within_s=10, size=1000)  # all before the first is due
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
@@ -57,7 +57,9 @@ def test_more_than_redis_can_hold_is_delivered_by_and_by(small_world: World) -> 
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: World) -> None:
+def test_a_service_started_with_more_requests_than_room_delivers_them_all(
+    small_world: World,
+) -> None:
     small_world.ask(20_000, within_s=1, size=1000)
     small_world.start_service()
     verdict = small_world.wait_delivered(timeout_s=120)
@@ -65,7 +67,7 @@ def test_a_start_with_more_requests_than_room_delivers_them_all(small_world: Wor
 
 
 @pytest.mark.timeout(300)
-def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World) -> None:
+def test_all_requests_are_stored_ten_seconds_after_redis_has_room(small_world: World) -> None:
     service = small_world.start_service().wait_ready()
     small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
@@ -80,7 +82,7 @@ def test_ten_seconds_after_there_is_room_everything_is_stored(small_world: World
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_nobody_who_looks_waits_while_redis_is_full(small_world: World) -> None:
+def test_lookups_are_fast_while_redis_is_full(small_world: World) -> None:
     service = small_world.start_service().wait_ready()
     small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
@@ -94,7 +96,7 @@ def test_nobody_who_looks_waits_while_redis_is_full(small_world: World) -> None:
     assert took_s < 5
 
 
-def test_probes_answer_and_requests_are_taken_while_many_look_at_a_redis_that_hangs(
+def test_probes_and_sends_are_answered_while_lookups_wait_for_a_hanging_redis(
     fragile_world: World,
 ) -> None:
     world = fragile_world

@@ -76,7 +76,7 @@ def letters(world: World) -> Counter[tuple[str, str]]:
 
 
 @both_engines_at_length
-def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) -> None:
+def test_each_caller_may_do_only_what_its_rules_allow(world: World) -> None:
     mail = f"{world.name}.mail.eu"
     world.create(NewTopic(mail, 1))
     service = world.start_service(callers_file=rules(world)).wait_ready()
@@ -104,7 +104,7 @@ def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) ->
 
 
 @both_engines_at_length
-def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World) -> None:
+def test_requests_beyond_the_quota_of_a_second_become_dead_letters(world: World) -> None:
     service = world.start_service(callers_file=rules(world)).wait_ready()
     for number in range(50):
         send(world, "burst", message=f"burst {number}")
@@ -123,7 +123,7 @@ def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World
     )
 
 
-def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> None:
+def test_cancelled_and_delivered_requests_free_the_callers_quota(world: World) -> None:
     service = world.start_service(callers_file=rules(world)).wait_ready()
     for number in range(10):
         send(world, "hoarder", countdown=3600, id=f"later-{number}")
@@ -149,7 +149,7 @@ def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> Non
     until("there is room again", is_admitted, every_s=0.3)
 
 
-def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(world: World) -> None:
+def test_a_changed_rules_file_applies_at_once_and_an_invalid_one_is_ignored(world: World) -> None:
     path = rules(world, '[callers.shop]\ntargets = ["nowhere"]')
     service = world.start_service(callers_file=path).wait_ready()
     send(world, "shop")
@@ -171,7 +171,7 @@ def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(wo
 
 
 @pytest.mark.proof
-def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
+def test_admitted_requests_stay_admitted_when_the_index_is_lost(
     fragile_world: World, own_redis: EmbeddedRedis
 ) -> None:
     world = fragile_world
@@ -188,7 +188,7 @@ def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
 
 
 @pytest.mark.proof
-def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
+def test_a_recurring_request_that_is_not_admitted_does_not_recur(world: World) -> None:
     path = rules(world, "[others]\nadmitted = false")
     service = world.start_service(callers_file=path).wait_ready()
     send(world, "shop", id="each-minute", every=60, countdown=None)
@@ -199,7 +199,7 @@ def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
 
 
 @pytest.mark.proof
-def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> None:
+def test_a_schedule_that_is_not_admitted_gets_its_tombstone(world: World) -> None:
     world.format_name = "scheduler"
     path = rules(world, "[others]\nadmitted = false")
     world.start_service(callers_file=path, history_topic=f"{world.name}.history").wait_ready()
@@ -214,7 +214,7 @@ def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> N
     ]
 
 
-def test_the_api_says_at_once_what_a_caller_may_not_do(world: World, serve: Serve) -> None:
+def test_the_api_refuses_a_forbidden_request_at_once(world: World, serve: Serve) -> None:
     client = serve(callers_file=rules(world))
     asked = {"topic": world.targets[1], "message": "m", "countdown": 0}
 
@@ -225,7 +225,7 @@ def test_the_api_says_at_once_what_a_caller_may_not_do(world: World, serve: Serv
     assert told in answer.json()["error"]
 
 
-def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
+def test_an_invalid_rules_file_stops_the_start(world: World) -> None:
     path = rules(world, "[callers.shop]\nrequests_per_minute = 5")
     service = world.start_service(callers_file=path)
     assert service.process.wait(30) == 2

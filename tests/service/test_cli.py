@@ -89,7 +89,7 @@ def test_the_version_is_the_installed_one() -> None:
     assert blackbox({}, "--version").out.startswith("blackbox 0.")
 
 
-def test_what_is_sent_is_delivered_and_show_says_where(town: Town) -> None:
+def test_a_sent_request_is_delivered_and_show_names_its_place(town: Town) -> None:
     asked = town.send(
         *("--message", "hello", "--countdown", "0", "--key", "k"),
         *("--header", "trace=1=2", "--caller", "tests"),
@@ -113,7 +113,7 @@ def test_what_is_sent_is_delivered_and_show_says_where(town: Town) -> None:
     )
 
 
-def test_show_tells_of_a_pending_request_by_each_of_its_names(town: Town) -> None:
+def test_show_finds_a_pending_request_by_each_of_its_names(town: Town) -> None:
     asked = town.send("--message", "later", "--countdown", "3600", "--id", "a", "--caller", "me")
     fate = town.becomes(asked, "pending")
     assert (fate["caller"], fate["caller_id"], fate["attempts"]) == ("me", "a", 0)
@@ -125,7 +125,7 @@ def test_show_tells_of_a_pending_request_by_each_of_its_names(town: Town) -> Non
     assert fate in named
 
 
-def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
+def test_show_says_why_a_due_request_waits(town: Town) -> None:
     paused = town.world.targets[1]
     assert town.run("pause", paused).code == 0
     asked = town.run("send", "--topic", paused, "--message", "x", "--countdown", "0").out.strip()
@@ -137,7 +137,7 @@ def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
     assert "detail" not in town.becomes(asked, "delivered")
 
 
-def test_an_instant_is_understood(town: Town) -> None:
+def test_send_accepts_instants(town: Town) -> None:
     due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     asked = town.send("--message", "x", "--at", due.isoformat())
     assert town.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000
@@ -145,7 +145,7 @@ def test_an_instant_is_understood(town: Town) -> None:
     assert town.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000 + 5
 
 
-def test_a_cancelled_request_is_told_from_a_delivered_one(town: Town) -> None:
+def test_a_cancelled_request_is_reported_as_ended(town: Town) -> None:
     asked = town.send("--message", "never", "--countdown", "3600", "--id", "c")
     town.becomes(asked, "pending")
     answer = town.run("cancel", "c")
@@ -177,14 +177,14 @@ def test_a_request_that_was_never_written_is_unknown(town: Town) -> None:
 @pytest.mark.parametrize(
     "name", ["x", "TB/3", "nobody/0@1", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "f" * 16]
 )
-def test_what_is_no_name_of_a_request_is_refused(town: Town, name: str) -> None:
+def test_show_refuses_an_invalid_name_of_a_request(town: Town, name: str) -> None:
     answer = town.run("show", name)
     assert answer.code == 1
     assert len(answer.errors) == 1
     assert name in answer.errors[0]
 
 
-def test_a_message_comes_from_stdin_as_it_is(town: Town) -> None:
+def test_send_reads_a_message_from_stdin_unchanged(town: Town) -> None:
     typed = ("send", "--topic", town.world.targets[0], "--message", "-", "--countdown", "0")
 
     asked = town.run(*typed, stdin="grüß\ngott\n".encode()).out.strip()
@@ -197,7 +197,7 @@ def test_a_message_comes_from_stdin_as_it_is(town: Town) -> None:
     assert "stdin is not valid UTF-8" in refused.errors[0]
 
 
-def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:
+def test_status_counts_pending_requests_of_every_shard(town: Town) -> None:
     before = town.run("status", "--json").json["totals"]
     asked = town.send("--message", "later", "--countdown", "3600", "--id", "d")
     town.becomes(asked, "pending")
@@ -239,7 +239,7 @@ def test_status_before_the_first_start_says_what_to_do(town: Town) -> None:
         (("--message", "\udcff", "--countdown", "1"), "use UTF-8"),
     ],
 )
-def test_what_would_become_a_dead_letter_is_not_sent(
+def test_send_refuses_a_request_that_would_become_a_dead_letter(
     arguments: tuple[str, ...], complaint: str
 ) -> None:
     answer = blackbox(NOWHERE, "send", "--topic", "orders", *arguments)
@@ -274,7 +274,7 @@ def test_a_request_is_cancelled_by_the_id_that_was_printed(town: Town) -> None:
         ("check",),
     ],
 )
-def test_servers_that_are_not_there_are_one_clear_line(arguments: tuple[str, ...]) -> None:
+def test_unreachable_servers_are_reported_in_one_line(arguments: tuple[str, ...]) -> None:
     answer = blackbox(NOWHERE, *arguments)
     assert answer.code == 1
     [line] = answer.errors
@@ -286,7 +286,7 @@ def test_servers_that_are_not_there_are_one_clear_line(arguments: tuple[str, ...
 @pytest.mark.parametrize(
     "command", [("run",), ("show", "TB/0@1"), ("status",), ("check",), ("cancel", "x")]
 )
-def test_a_bad_setting_is_named_before_anything_starts(command: tuple[str, ...]) -> None:
+def test_an_invalid_setting_is_named_before_anything_starts(command: tuple[str, ...]) -> None:
     answer = blackbox({"BLACKBOX_POLL_INTERVAL_MS": "soon"}, *command)
     assert answer.code == 2
     assert any("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS is not set" in line for line in answer.errors)
@@ -302,7 +302,7 @@ def test_a_bad_setting_is_named_before_anything_starts(command: tuple[str, ...])
         ("send", "--topic", "t", "--message", "x", "--countdown", "1"),
     ],
 )
-def test_a_property_that_kafkas_client_does_not_know_is_named(
+def test_a_property_that_the_kafka_client_does_not_know_is_named(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = tmp_path / "kafka.properties"
@@ -347,7 +347,7 @@ def seconds_to_stop(service: ServiceProcess) -> float:
     return time.monotonic() - began
 
 
-def test_a_running_service_ends_gracefully_when_told_to(world: World) -> None:
+def test_a_running_service_stops_gracefully_on_sigterm(world: World) -> None:
     service = world.start_service().wait_ready()
     assert seconds_to_stop(service) < GRACEFUL_S
     assert " INFO blackbox.run: stopped" in service.log.read_text().splitlines()[-1]
@@ -367,7 +367,7 @@ def test_a_service_that_starts_before_redis_waits_for_it(world: World, tmp_path:
         redis.stop()
 
 
-def test_a_service_that_still_waits_for_kafka_ends_when_told_to(world: World) -> None:
+def test_a_service_that_waits_for_kafka_stops_on_sigterm(world: World) -> None:
     service = world.start_service(kafka_bootstrap_servers="127.0.0.1:1")
     until("it is up", lambda: service.get("/livez")[0] == 200)
     assert seconds_to_stop(service) < GRACEFUL_S
@@ -390,7 +390,7 @@ WAITING = (
     ],
     ids=["as the wait for it begins", "by a thread that it does not interrupt"],
 )
-def test_a_signal_is_noticed_whenever_it_comes_and_whoever_gets_it(sent: str) -> None:
+def test_a_signal_is_noticed_at_any_time_in_any_thread(sent: str) -> None:
     subprocess.run([sys.executable, "-c", WAITING.format(sent)], check=True, timeout=30)
 
 
@@ -421,9 +421,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 @pytest.mark.proof
-def test_run_embedded_brings_its_servers_along_and_takes_them_away(
-    stack: EmbeddedStack, tmp_path: Path
-) -> None:
+def test_run_embedded_starts_and_stops_its_servers(stack: EmbeddedStack, tmp_path: Path) -> None:
     data = tmp_path / "data"
     log = tmp_path / "run.log"
     environment = {n: v for n, v in os.environ.items() if not n.startswith("BLACKBOX_")}

@@ -110,7 +110,7 @@ def own_world(folder: Path, clocks: list[WrongClock], by: tuple[int, int, int]) 
 
 
 @pytest.mark.parametrize("by", ROWS, ids=lambda by: "host{:+d}-redis{:+d}-kafka{:+d}".format(*by))
-def test_whatever_clocks_are_wrong_nothing_is_early(
+def test_wrong_clocks_make_no_message_early(
     own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
 ) -> None:
     """Clocks are set right while requests wait; but a Kafka that is behind stays so, as what it stamped would be early."""
@@ -149,7 +149,7 @@ def test_whatever_clocks_are_wrong_nothing_is_early(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("by", [(0, 0, 0)])
-def test_a_clock_of_kafka_that_was_right_and_goes_back_makes_nothing_early(
+def test_a_kafka_clock_that_is_set_back_makes_no_message_early(
     own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
 ) -> None:
     """Nobody knows of it until a receipt is timestamped."""

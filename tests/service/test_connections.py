@@ -121,7 +121,7 @@ def test_an_answer_on_a_reused_connection_does_not_wait_for_an_acknowledgement(
 
 
 @pytest.mark.parametrize("begun", [b"", b"G", HEAD[:-1]])
-def test_a_head_that_does_not_end_is_not_waited_for(
+def test_an_incomplete_head_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.3)
@@ -130,7 +130,7 @@ def test_a_head_that_does_not_end_is_not_waited_for(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_a_head_that_comes_byte_by_byte_gains_no_time(
+def test_a_head_sent_byte_by_byte_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.5)
@@ -147,7 +147,7 @@ def test_a_head_that_comes_byte_by_byte_gains_no_time(
         assert time.monotonic() - began < 3
 
 
-def test_the_second_head_of_a_connection_has_a_deadline_too(
+def test_the_second_head_of_a_connection_also_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.3)
@@ -159,9 +159,7 @@ def test_the_second_head_of_a_connection_has_a_deadline_too(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_a_connection_that_nobody_uses_is_closed(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_connection_is_closed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
     with connect(server.port) as idle:
         assert answered(idle)
@@ -169,7 +167,7 @@ def test_a_connection_that_nobody_uses_is_closed(
         until("it is closed", lambda: is_closed(idle), 5)
 
 
-def test_an_answer_that_is_taken_slowly_is_not_given_up(
+def test_an_answer_that_is_read_slowly_is_sent_completely(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.5)
@@ -185,7 +183,7 @@ def test_an_answer_that_is_taken_slowly_is_not_given_up(
         assert count + taken(slow, LARGE - count) >= LARGE
 
 
-def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
+def test_the_rest_of_an_ignored_body_is_awaited_briefly(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "leftover", 0.3)
@@ -200,7 +198,7 @@ def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_an_answer_that_is_not_taken_is_given_up(
+def test_an_answer_that_is_not_read_is_abandoned(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.3)
@@ -212,7 +210,7 @@ def test_an_answer_that_is_not_taken_is_given_up(
         assert taken(deaf) < LARGE
 
 
-def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
+def test_the_longest_waiting_connection_is_closed_for_a_new_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 8)
@@ -231,7 +229,7 @@ def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
     ]
 
 
-def test_a_request_that_is_being_answered_makes_no_room(
+def test_a_connection_that_is_being_answered_is_not_closed_for_a_new_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -253,7 +251,7 @@ def deaf(port: int, asked: bytes) -> socket.socket:
     return one
 
 
-def test_answers_that_nobody_takes_make_room(
+def test_connections_with_unread_answers_are_closed_for_new_ones(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -265,7 +263,7 @@ def test_answers_that_nobody_takes_make_room(
             assert is_live(server.port)
 
 
-def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_longest_are_closed(
+def test_unread_answers_are_limited_in_bytes(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 2 * LARGE)
@@ -281,7 +279,7 @@ def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_l
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_client_that_asks_on_and_on_has_one_answer_to_take_at_a_time() -> None:
+def test_pipelined_requests_are_answered_one_at_a_time() -> None:
     counting, made = app(), []
 
     @counting.get("/counted")
@@ -301,7 +299,7 @@ def test_a_client_that_asks_on_and_on_has_one_answer_to_take_at_a_time() -> None
         server.stop()
 
 
-def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
+def test_connections_with_pipelined_requests_are_closed_for_new_ones(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -314,7 +312,7 @@ def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
             assert is_live(server.port)
 
 
-def test_an_answer_that_is_taken_too_slowly_is_given_up(
+def test_an_answer_that_is_read_too_slowly_is_abandoned(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "taking", 1)
@@ -358,7 +356,7 @@ def test_no_client_can_fill_the_log_with_tracebacks(
     assert second.message == "Exception in ASGI application (4 more were not logged)"
 
 
-def test_what_is_no_http_is_told_once(
+def test_invalid_http_is_logged_once(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell_again(monkeypatch)
@@ -374,7 +372,7 @@ CHUNKED = b"%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @pytest.mark.parametrize("path", [b"GET /livez", b"POST /length", b"GET /large"])
 @pytest.mark.parametrize("is_answered_before", [True, False])
-def test_a_body_that_is_no_http_fills_no_log(
+def test_invalid_http_in_bodies_does_not_fill_the_log(
     server: HttpServer, caplog: pytest.LogCaptureFixture, path: bytes, is_answered_before: bool
 ) -> None:
     for _ in range(5):
@@ -388,14 +386,14 @@ def test_a_body_that_is_no_http_fills_no_log(
     assert [record.message for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
-def test_a_body_that_is_no_http_is_told_so_before_it_is_answered(server: HttpServer) -> None:
+def test_an_invalid_body_is_answered_with_400(server: HttpServer) -> None:
     for path in (b"GET /livez", b"POST /length"):
         with connect(server.port) as stranger:
             stranger.sendall(CHUNKED % path + b"zz\r\n")
             assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_connection_that_fails_is_told_seldom(
+def test_a_failing_connection_is_logged_rarely(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: object) -> None:
@@ -473,7 +471,7 @@ def test_a_probe_is_answered_while_a_thousand_connections_idle(
     assert len(log.read_text().splitlines()) == 1
 
 
-def test_a_process_without_files_left_says_so_once_and_answers_when_there_are_some(
+def test_a_process_without_file_descriptors_logs_it_once_and_recovers(
     modest: tuple[int, subprocess.Popen[str], Path],
 ) -> None:
     port, process, log = modest

@@ -93,7 +93,7 @@ def demo(tmp_path: Path) -> Iterator[StartDemo]:
 
 
 @pytest.mark.timeout(600)
-def test_a_kept_demo_ends_with_a_good_verdict_and_goes_on_until_ctrl_c(demo: StartDemo) -> None:
+def test_a_kept_demo_has_a_good_verdict_and_runs_until_ctrl_c(demo: StartDemo) -> None:
     running = demo("--requests", "300", "--seconds", "2", "--keep")
     running.says("Press Ctrl-C to stop")
     assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in running.said
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_the_demo_cleanly_at_any_time(
 
 
 @pytest.mark.at_length
-def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
+def test_a_missing_message_makes_the_verdict_bad(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     honest = performance.send

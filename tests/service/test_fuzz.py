@@ -40,7 +40,7 @@ pytestmark = [
     [(format_name, engine) for format_name, engines in ENGINES.items() for engine in engines],
     indirect=["engine"],
 )
-def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
+def test_every_record_ends_as_a_delivery_an_entry_or_a_dead_letter(
     world: World, format_name: str
 ) -> None:
     world.format_name = format_name

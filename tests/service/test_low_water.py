@@ -200,7 +200,7 @@ def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
+def test_trimmed_journals_rebuild_all_pending_requests(
     fragile_world: World,
 ) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)
@@ -209,14 +209,16 @@ def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_so_they_do_while_far_requests_are_written_again(fragile_world: World) -> None:
+def test_trimmed_journals_rebuild_all_requests_while_cold_ones_are_renewed(
+    fragile_world: World,
+) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)
     nothing_is_lost(fragile_world, SIZES.horizon_s)
 
 
 @both_engines_at_length
 @pytest.mark.at_length
-def test_so_they_do_when_kafka_removes_by_time_and_requests_are_written_again_before(
+def test_journals_with_a_retention_rebuild_all_requests_that_are_renewed(
     forgetful_kafka: EmbeddedKafka, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> None:
     with World(forgetful_kafka, own_redis, tmp_path, engine) as world:

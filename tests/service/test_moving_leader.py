@@ -37,7 +37,7 @@ def world(leader: MovingLeader, stack: EmbeddedStack, tmp_path: Path) -> Iterato
         yield world
 
 
-def test_a_request_that_was_refused_is_written_before_those_behind_it(
+def test_a_request_that_a_broker_refused_once_keeps_its_order(
     world: World, leader: MovingLeader
 ) -> None:
     with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as asker:
@@ -46,7 +46,7 @@ def test_a_request_that_was_refused_is_written_before_those_behind_it(
     assert world.requests in leader.refused
 
 
-def test_a_transaction_of_the_product_has_all_that_it_was_given(
+def test_a_transaction_contains_all_records_although_a_broker_refused_one(
     world: World, leader: MovingLeader
 ) -> None:
     access = KafkaAccess(leader.bootstrap_servers, world.name)
@@ -62,7 +62,7 @@ def test_a_transaction_of_the_product_has_all_that_it_was_given(
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-def test_a_message_that_was_refused_is_delivered(
+def test_a_message_that_a_broker_refused_once_is_delivered(
     world: World, leader: MovingLeader, delivery: str
 ) -> None:
     orders = world.targets[0]

@@ -68,7 +68,7 @@ def now() -> int:
 
 
 @pytest.mark.proof
-def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
+def test_one_of_several_services_writes_each_second_despite_failures(
     world: World,
 ) -> None:
     services = [start(world) for _ in range(2)]
@@ -97,7 +97,7 @@ def opened(world: World) -> OscillatorTopic | None:
     return seconds
 
 
-def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
+def test_a_gap_of_any_length_is_filled_in_the_first_partition(
     world: World,
 ) -> None:
     world.create(NewTopic(topic(world), 3))
@@ -120,7 +120,7 @@ def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
 
 
 @both_engines_at_length
-def test_seconds_begin_with_the_current_one_on_a_topic_that_is_made_with_one_partition(
+def test_a_new_oscillator_topic_has_one_partition_and_starts_with_now(
     world: World,
 ) -> None:
     before = now()

@@ -42,7 +42,7 @@ def has_delivered(service: ServiceProcess, more_than: float) -> bool:
 
 
 @both_engines_at_length
-def test_servers_killed_under_load_and_started_again(own_world: World) -> None:
+def test_restarted_servers_under_load_lose_and_duplicate_nothing(own_world: World) -> None:
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     for kill in (kill_kafka, kill_redis):
         before = service.metric("blackbox_delivered_total")
@@ -80,7 +80,7 @@ def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World)
 @pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
-def test_a_stop_takes_less_than_five_seconds_while_a_server_is_away(
+def test_a_stop_takes_less_than_five_seconds_while_a_server_is_down(
     own_world: World, kill: Callable[[World], Callable[[], None]]
 ) -> None:
     service = own_world.start_service().wait_ready()

@@ -101,7 +101,7 @@ def patient(world: World) -> Callable[..., ServiceProcess]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_for_the_group(
+def test_a_restarted_owner_with_an_instance_id_does_not_wait_for_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     victim = patient(instance_id="one").wait_ready()
@@ -122,7 +122,7 @@ def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_
     [pytest.param([], marks=pytest.mark.at_length), ["two"]],
     ids=["alone", "beside another"],
 )
-def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_owner(
+def test_partitions_added_while_owners_with_instance_ids_were_down_get_an_owner(
     world: World, patient: Callable[..., ServiceProcess], others: list[str]
 ) -> None:
     names = ["one", *others]
@@ -143,7 +143,7 @@ def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_o
 
 
 @pytest.mark.proof
-def test_an_owner_with_a_name_that_stops_leaves_the_group(
+def test_a_stopping_owner_with_an_instance_id_leaves_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     first = patient(instance_id="one").wait_ready()
@@ -158,7 +158,7 @@ def test_an_owner_with_a_name_that_stops_leaves_the_group(
 
 
 @pytest.mark.proof
-def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
+def test_one_of_two_processes_with_the_same_instance_id_continues_without_it(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     first = patient(instance_id="one").wait_ready()

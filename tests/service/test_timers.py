@@ -120,7 +120,7 @@ def came(world: World, topic: str, count: int) -> list[KafkaMessage]:
 
 
 @both_engines_at_length
-def test_a_callback_is_delivered_at_its_second_whatever_it_holds(futures: World) -> None:
+def test_a_callback_is_delivered_at_its_second_with_any_content(futures: World) -> None:
     futures.start_service().wait_ready()
     target, at_s = futures.targets[0], in_s(2)
     callback = made("Future", callBackTopic=target, callBackKey="o-7", callBack=b"\x00\xff")
@@ -188,7 +188,7 @@ def test_timers_of_both_contracts_are_answered_and_cancelled(timers: World) -> N
     assert len(came(timers, f"{timers.requests}.expired", 5)) == 5
 
 
-def test_timers_come_out_once_though_their_owner_is_killed(timers: World) -> None:
+def test_timers_are_answered_once_although_their_owner_is_killed(timers: World) -> None:
     at_s = in_s(4)
     for number in range(500):
         timers.send_raw(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.service
 TORN = 50
 
 
-def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> None:
+def test_outcomes_of_a_receipt_whose_messages_were_aborted_are_void(world: World) -> None:
     receipts = receipts_topic(world.requests)
     world.create(NewTopic(receipts, world.partitions))
     world.ask(2 * TORN, within_s=0, partition=0)
@@ -39,7 +39,7 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     assert [one.void for one in found if one.void] == [list(range(TORN))]
 
 
-def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read(
+def test_requests_whose_messages_a_transaction_hides_are_in_doubt_until_it_ends(
     world: World,
 ) -> None:
     hidden, others = f"{world.name}.hidden", world.targets
@@ -74,7 +74,7 @@ def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read
 
 
 @pytest.mark.proof
-def test_a_message_behind_no_leader_is_not_taken_for_delivered_and_takes_no_time_from_others(
+def test_a_message_in_a_partition_without_leader_is_in_doubt(
     stack: EmbeddedStack, tmp_path: Path
 ) -> None:
     brokers = TwoBrokers(tmp_path / "brokers")

@@ -85,7 +85,7 @@ class Reader:
 
 
 @pytest.mark.timeout(600)
-def test_the_tutorial_shows_what_happens(tmp_path: Path) -> None:
+def test_the_tutorial_shows_the_actual_output(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     receiver = ExitStack()
     with ExitStack() as service, receiver:

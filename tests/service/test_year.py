@@ -98,7 +98,7 @@ class Books:
 
 
 @pytest.mark.proof
-def test_requests_due_over_a_year_come_out_once_each_and_the_journals_keep_little_more_than_a_week(
+def test_a_year_of_requests_is_delivered_once_each_and_the_journals_stay_small(
     year: PastYear,
 ) -> None:
     began = time.monotonic()

@@ -73,7 +73,7 @@ def written_to(world: World, service: httpx.Client) -> int:
 
 
 @pytest.mark.proof
-def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in_both(
+def test_an_id_pending_in_two_partitions_is_changed_in_both(
     grown: Grown,
 ) -> None:
     world, service, twice = grown
@@ -108,7 +108,7 @@ def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in
 
 
 @pytest.mark.proof
-def test_a_cancel_ends_also_what_was_written_a_moment_ago_to_the_new_partition(
+def test_a_cancel_also_ends_a_request_just_written_to_the_new_partition(
     grown: Grown,
 ) -> None:
     world, service, twice = grown

@@ -102,7 +102,7 @@ def admin(year: Year) -> Iterator[Admin]:
 
 
 @pytest.mark.proof
-def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
+def test_a_cancel_of_an_old_request_reads_only_later_receipts(
     world: World, serve: Serve, read: Read
 ) -> None:
     id = ask(serve(), asked(world, 3600, id="a"))
@@ -124,7 +124,7 @@ def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
         admin.close()
 
 
-def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None:
+def test_a_request_is_cancelled_by_its_source(world: World, serve: Serve) -> None:
     service = serve()
     id = ask(service, asked(world, 3600))
     until("it is pending", lambda: service.get(f"/requests/{id}").json()["state"] == "pending")
@@ -137,7 +137,7 @@ def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
-def test_an_outcome_is_found_where_the_request_was_written_or_due(
+def test_an_outcome_is_searched_near_the_write_time_and_the_due_time(
     world: World, year: Year, admin: Admin, read: Read
 ) -> None:
     write_receipts(world, 0, MANY)
@@ -159,7 +159,7 @@ def test_an_outcome_is_found_where_the_request_was_written_or_due(
     assert read.receipts < 50
 
 
-def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
+def test_a_pending_carried_request_is_found_without_reading_the_journals(
     year: Year, admin: Admin, read: Read
 ) -> None:
     due_ms = year.began_ms + 9 * HOUR_MS
@@ -180,7 +180,7 @@ def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
-def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
+def test_the_outcome_of_a_carried_request_is_searched_near_its_promotion(
     world: World, read: Read
 ) -> None:
     year = Year(world, horizon_s=3)
@@ -208,7 +208,7 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
         year.client.close()
 
 
-def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothing(
+def test_a_lookup_beyond_its_read_limit_is_undetermined_and_cancels_nothing(
     year: Year, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     year.ask("ended", year.began_ms + HOUR_MS // 2, id="a")
@@ -246,7 +246,7 @@ def fill(year: Year, count: int) -> None:
 
 
 @pytest.mark.proof
-def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_record_is_gone(
+def test_a_cold_request_without_its_first_record_is_found_by_its_id(
     world: World, serve: Serve
 ) -> None:
     keep(world, world.requests, retention_ms=-1)

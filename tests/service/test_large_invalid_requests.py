@@ -81,7 +81,7 @@ def p99_ms(world: World) -> int:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_large_requests_that_are_refused_neither_fill_redis_nor_delay_others(world: World) -> None:
+def test_large_invalid_requests_neither_fill_redis_nor_delay_others(world: World) -> None:
     config = world.folder / "compressing.properties"
     config.write_text("compression.type=lz4\n")
     letters = f"{world.name}.refused"  # nobody reads them here: a million are 100 GB

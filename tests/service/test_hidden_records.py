@@ -14,7 +14,7 @@ from tests.world import World, until
 pytestmark = pytest.mark.service
 
 
-def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
+def test_an_open_transaction_is_reported_with_the_records_that_it_hides(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [1000.0]

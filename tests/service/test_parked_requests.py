@@ -62,7 +62,7 @@ def dues(messages: Sequence[Message]) -> list[int]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(world: World) -> None:
+def test_parked_requests_cost_no_cpu_and_are_delivered_in_order(world: World) -> None:
     paused = f"{world.name}.paused"
     world.create(NewTopic(paused, 1, config=APPENDED))
     service = world.start_service().wait_ready()

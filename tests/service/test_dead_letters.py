@@ -47,7 +47,9 @@ def undeliverable(world: World, **more: object) -> str:
     return topic
 
 
-def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, serve: Serve) -> None:
+def test_a_dead_letter_is_listed_and_replayed_once_its_target_exists(
+    world: World, serve: Serve
+) -> None:
     service = serve(retries=1)
     topic = undeliverable(world)
     [letter] = some(service, 1)
@@ -78,7 +80,7 @@ def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, se
     assert len(read_all(kafka, topic)) == 1
 
 
-def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> None:
+def test_the_command_line_lists_and_discards_dead_letters(world: World, serve: Serve) -> None:
     service = serve(retries=0)
     undeliverable(world)
     [letter] = some(service, 1)
@@ -94,7 +96,7 @@ def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> Non
 
 
 @pytest.mark.proof
-def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
+def test_concurrent_replays_deliver_a_dead_letter_once(world: World, serve: Serve) -> None:
     services = [serve(retries=1), serve(retries=1)]
     topic = undeliverable(world)
     [letter] = some(services[0], 1)
@@ -114,7 +116,7 @@ def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
     assert len(read_all(world.kafka.bootstrap_servers, topic)) == 1
 
 
-def test_what_is_discarded_or_unknown_is_not_replayed(world: World, serve: Serve) -> None:
+def test_a_discarded_or_unknown_dead_letter_is_not_replayed(world: World, serve: Serve) -> None:
     service = serve(retries=1)
     world.send_raw("no request")
     undeliverable(world)

@@ -52,7 +52,7 @@ def sights(monkeypatch: pytest.MonkeyPatch) -> Sights:
     return sights
 
 
-def test_requests_are_read_on_where_they_were_read_to(
+def test_a_new_consumer_continues_reading_requests_where_the_last_one_stopped(
     world: World, access: KafkaAccess, sights: Sights
 ) -> None:
     read: list[bytes] = []
@@ -78,7 +78,7 @@ def test_requests_are_read_on_where_they_were_read_to(
     assert sorted(read) == sorted(b"%d" % number for number in range(200))
 
 
-def test_who_waits_for_requests_goes_on_waiting(
+def test_waiting_for_records_continues_with_a_new_consumer(
     world: World, access: KafkaAccess, sights: Sights
 ) -> None:
     ends = Ends(access)
@@ -92,7 +92,7 @@ def test_who_waits_for_requests_goes_on_waiting(
     ends.close()
 
 
-def test_a_member_gives_its_shards_up_and_gets_them_again(
+def test_a_member_without_brokers_loses_its_shards_and_gets_them_again(
     world: World, access: KafkaAccess, sights: Sights
 ) -> None:
     told: SimpleQueue[tuple[str, Shard]] = SimpleQueue()
@@ -117,7 +117,7 @@ def test_a_member_gives_its_shards_up_and_gets_them_again(
     member.close()
 
 
-def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
+def test_a_lookup_of_targets_without_an_answer_uses_a_new_client(
     world: World, access: KafkaAccess
 ) -> None:
     targets = TargetTopics(access)
@@ -125,9 +125,7 @@ def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
     assert targets.unavailable([world.targets[0]]) == {}
 
 
-def test_who_gave_its_clients_up_reads_and_asks_with_new_ones(
-    world: World, access: KafkaAccess
-) -> None:
+def test_a_reader_that_was_closed_uses_new_clients(world: World, access: KafkaAccess) -> None:
     world.send_raw(b"x", partition=0)
     world.flush()
     reader = PartitionReader(access)

@@ -118,7 +118,7 @@ def client(world: World) -> Any:
     return redis.Redis.from_url(world.redis.url)
 
 
-def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World) -> None:
+def test_a_rebind_of_a_topic_without_receipts_fails_with_the_cause(world: World) -> None:
     with pytest.raises(
         RecoveryRequired,
         match=f"the topic {world.requests}.receipts does not exist; start a service",
@@ -127,7 +127,7 @@ def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World)
 
 
 @pytest.mark.parametrize("decision", ["deliver", pytest.param("drop", marks=pytest.mark.proof)])
-def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
+def test_the_shards_of_a_recreated_topic_stay_closed_until_a_rebind(
     world: World, client: Any, decision: str
 ) -> None:
     service = world.start_service().wait_ready()
@@ -158,7 +158,7 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("more", [{}, {"trim_interval_s": 1}], ids=["no mark", "marks"])
-def test_receipts_of_a_topic_that_was_created_again_end_nothing_when_redis_is_lost_after_that(
+def test_old_receipts_of_a_recreated_topic_end_nothing_if_redis_is_lost_later(
     world: World, client: Any, more: dict[str, Any]
 ) -> None:
     service = world.start_service().wait_ready()
@@ -190,7 +190,7 @@ def marks(world: World) -> int:
 
 
 @pytest.mark.proof
-def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_their_places(
+def test_requests_of_a_recreated_topic_do_not_get_outcomes_of_old_ones(
     world: World,
 ) -> None:
     service = world.start_service().wait_ready()
@@ -208,7 +208,7 @@ def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_the
     assert [one.state for one in found] == ["pending"] * 4
 
 
-def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world: World) -> None:
+def test_a_walk_does_not_trim_a_topic_recreated_in_the_meantime(world: World) -> None:
     keep(world, world.requests, retention_ms=-1)
     access, shard = kafka(world.settings()), Shard(world.requests, 0)
     service = world.start_service().wait_ready()  # makes the receipts
@@ -251,9 +251,7 @@ def bodies(world: World) -> list[str]:
 
 
 @pytest.mark.proof
-def test_a_group_that_was_changed_delivers_nothing_until_somebody_decides(
-    world: World, client: Any
-) -> None:
+def test_a_changed_group_delivers_nothing_until_a_rebind(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=20, within_s=25)
     until("they are taken in", lambda: pending(world, client) == 100)
@@ -278,7 +276,7 @@ def other_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     redis.stop()
 
 
-def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_decides(
+def test_a_second_group_with_its_own_redis_delivers_nothing_until_a_rebind(
     world: World, other_redis: EmbeddedRedis
 ) -> None:
     theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
@@ -302,7 +300,7 @@ def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_
 
 
 @pytest.mark.proof
-def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_one_delivery(
+def test_a_group_closes_a_shard_that_was_rebound_to_another_group(
     world: World, other_redis: EmbeddedRedis
 ) -> None:
     theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
@@ -327,7 +325,7 @@ def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_on
 
 @pytest.mark.proof
 @pytest.mark.parametrize("by_others", [0, 500])
-def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
+def test_messages_in_a_recreated_target_are_not_delivered_again(
     world: World, client: Any, by_others: int
 ) -> None:
     target = world.targets[0]
@@ -367,9 +365,7 @@ def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
 
 
 @pytest.mark.proof
-def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
-    world: World, client: Any
-) -> None:
+def test_a_shortened_log_is_distinguished_from_a_recreated_topic(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=3000, within_s=3600, partition=0)
     until("they are taken in", lambda: pending(world, client) == 100)
@@ -393,7 +389,7 @@ def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     [(rebinding, "commit_barrier"), (ShardIndex, "stored")],
     ids=["taking over", "writing"],
 )
-def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebinds_it(
+def test_a_service_that_tries_to_open_a_shard_does_not_stop_its_rebind(
     world: World, client: Any, monkeypatch: pytest.MonkeyPatch, where: object, step: str
 ) -> None:
     service = world.start_service().wait_ready()
@@ -420,7 +416,7 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
 
 
 @pytest.mark.proof
-def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one(
+def test_an_open_transaction_of_a_killed_rebind_does_not_stop_the_next_one(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
@@ -443,9 +439,7 @@ def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one
 
 
 @pytest.mark.proof
-def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
-    world: World, client: Any
-) -> None:
+def test_trimmed_receipts_cause_no_second_delivery(world: World, client: Any) -> None:
     keep(world, world.requests, retention_ms=-1)
     service = world.start_service(**SOON).wait_ready()
     world.ask(500, within_s=0)
@@ -466,7 +460,7 @@ def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
 
 
 @pytest.mark.proof
-def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twice(
+def test_deleted_receipts_and_a_lost_redis_cause_no_second_delivery(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
@@ -499,7 +493,7 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
 
 
 @pytest.mark.proof
-def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replayed(
+def test_requests_without_receipts_become_dead_letters_that_can_be_replayed(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
@@ -531,7 +525,7 @@ def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replay
 
 
 @pytest.mark.proof
-def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
+def test_an_old_redis_backup_restored_after_a_trim_is_rebuilt_from_the_mark(
     world: World, client: Any
 ) -> None:
     keep(world, world.requests, retention_ms=-1)
@@ -562,9 +556,7 @@ def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
 
 
 @pytest.mark.proof
-def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
-    world: World, client: Any
-) -> None:
+def test_an_index_that_lost_only_its_due_times_is_rebuilt(world: World, client: Any) -> None:
     world.start_service().wait_ready()
     world.ask(200, from_s=8, within_s=10)
     until("they are taken in", lambda: pending(world, client) == 200)
@@ -575,7 +567,9 @@ def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
     assert verdict.is_exact, verdict
 
 
-def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, client: Any) -> None:
+def test_an_index_of_a_newer_version_is_not_changed_and_is_reported(
+    world: World, client: Any
+) -> None:
     world.start_service().wait_ready().stop()
     state = f"blackbox:{{{world.requests}-0}}:state"
     client.hset(state, "format", "99")
@@ -587,7 +581,7 @@ def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, clien
 
 
 @pytest.mark.proof
-def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client: Any) -> None:
+def test_an_index_of_an_older_version_is_rebuilt_automatically(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=12, within_s=14)
     until("they are taken in", lambda: pending(world, client) == 100)
@@ -659,7 +653,7 @@ def bodies_in_redis(world: World, client: Any) -> list[str]:
 
 
 @pytest.mark.proof
-def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: World) -> None:
+def test_a_rebind_restores_the_lost_end_of_two_partitions_from_redis(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
@@ -672,7 +666,7 @@ def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: W
 
 
 @pytest.mark.proof
-def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: World) -> None:
+def test_a_rebind_writes_overwritten_requests_again(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
@@ -695,7 +689,7 @@ def ask_anew(world: World) -> None:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_on(
+def test_a_log_shortened_and_written_under_a_running_service_is_not_read_on(
     cut_world: World,
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
@@ -743,7 +737,7 @@ MOMENTS: dict[str, tuple[type, str, int]] = {
 
 @pytest.mark.proof
 @pytest.mark.parametrize("moment", MOMENTS if AT_LENGTH else ["Kafka has more than Redis knows"])
-def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
+def test_an_interrupted_rebind_is_completed_by_a_second_one(
     cut_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
@@ -763,7 +757,7 @@ def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
 
 
 @pytest.mark.proof
-def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
+def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
     fragile_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
@@ -805,7 +799,7 @@ def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
 
 
 @pytest.mark.proof
-def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
+def test_requests_written_again_are_in_the_partitions_of_their_cancels(
     fragile_world: World,
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
@@ -829,7 +823,7 @@ def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("count", [3, 6] if AT_LENGTH else [3])
-def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancelled(
+def test_with_another_partition_count_requests_are_in_the_partitions_of_their_ids(
     fragile_world: World, count: int
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)

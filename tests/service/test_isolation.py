@@ -365,7 +365,7 @@ def scene(
 @both_engines_at_length
 @pytest.mark.alone
 @pytest.mark.parametrize("trouble", ROWS, ids=lambda trouble: trouble.what.replace(" ", "-"))
-def test_of_what_breaks_everybody_else_sees_next_to_nothing(scene: Scene, trouble: Trouble) -> None:
+def test_a_failure_hardly_delays_other_targets_and_topics(scene: Scene, trouble: Trouble) -> None:
     p99_ms(scene, lambda _: None)  # warm
     calm = p99_ms(scene, lambda _: None)
     most, opened = max(MOST_MS, int(MOST * calm)), scene.opened()
