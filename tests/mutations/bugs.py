@@ -793,7 +793,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/pipeline/test_source.py",),
+        ("tests/pipeline/test_kafka_source.py",),
     ),
     Bug(
         "one-range-fails-its-task",

@@ -10,7 +10,7 @@ FOLDERS = ("blackbox", "bench", "deploy", "docs", "helm")
 STRANGERS = re.compile(rb"\bblackbox\[|pip install (-\S+ )*['\"]?blackbox\b")
 
 
-def test_no_text_says_to_install_a_strangers_package() -> None:
+def test_no_text_installs_the_unrelated_package_from_pypi() -> None:
     inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     texts = [path for path in (*ROOT.glob("*"), *inside) if path.is_file()]
     assert {"README.md", "audit.md", "batch.py"} <= {path.name for path in texts}

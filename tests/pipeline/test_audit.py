@@ -495,7 +495,7 @@ def said(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
 
 
 @pytest.mark.proof
-def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
+def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
@@ -533,7 +533,7 @@ def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
 
 
 @pytest.mark.proof
-def test_what_cannot_be_audited_is_said_in_one_line(
+def test_an_audit_that_cannot_run_reports_the_cause_in_one_line(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
@@ -616,7 +616,7 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
 
 
 @pytest.mark.at_length
-def test_a_cancel_by_the_first_id_is_clean_before_and_after_its_request_is_written_again(
+def test_a_cancel_by_the_first_id_is_clean_before_and_after_renewal(
     world: World, spark: SparkSession
 ) -> None:
     year = Year(world)

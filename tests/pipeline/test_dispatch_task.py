@@ -238,7 +238,7 @@ def driver(shared: World) -> Iterator[Driver]:
     driver.close()
 
 
-def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver: Driver) -> None:
+def test_a_task_opens_its_shards_delivers_and_returns_its_metrics(driver: Driver) -> None:
     mine = driver.shards[:2]
     driver.grant(*mine)
     task = driver.start(*mine)
@@ -269,7 +269,7 @@ def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver
     assert value("blackbox_shard_open", {"shard": str(mine[0])}) is None
 
 
-def test_reports_show_how_the_shards_stand(driver: Driver) -> None:
+def test_reports_contain_the_metrics_of_the_shards(driver: Driver) -> None:
     shard = driver.shards[3]
     driver.grant(shard)
     driver.start(shard)
@@ -305,7 +305,7 @@ def polling(shared: World) -> Iterator[Driver]:
     driver.close()
 
 
-def test_what_nobody_announces_is_found_by_the_poll(polling: Driver) -> None:
+def test_a_request_that_is_not_announced_is_found_by_the_poll(polling: Driver) -> None:
     shard = polling.shards[0]
     polling.grant(shard)
     polling.start(shard)
@@ -314,7 +314,7 @@ def test_what_nobody_announces_is_found_by_the_poll(polling: Driver) -> None:
     polling.wait_received(1)
 
 
-def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
+def test_the_index_is_polled_once_per_poll_interval(
     polling: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "NOTES_AWAITED_S", 60.0)
@@ -347,7 +347,7 @@ def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
     driver.wait_received(1)
 
 
-def test_a_shard_that_was_given_up_is_left_alone(driver: Driver) -> None:
+def test_a_released_shard_is_not_dispatched(driver: Driver) -> None:
     shard = driver.shards[0]
     driver.grant(shard)
     driver.start(shard)
@@ -368,7 +368,7 @@ def test_a_shard_that_was_given_up_is_left_alone(driver: Driver) -> None:
     [{str(GROUP): [6, []]}, {"0": [9, []]}, {}],
     ids=["a later window", "other groups only", "nothing"],
 )
-def test_a_task_that_was_given_up_for_lost_ends_at_once(
+def test_a_task_that_the_driver_replaced_ends_at_once(
     driver: Driver, lease: dict[str, Any]
 ) -> None:
     shard = driver.shards[0]
@@ -381,7 +381,7 @@ def test_a_task_that_was_given_up_for_lost_ends_at_once(
     assert time.monotonic() - began < 5
 
 
-def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
+def test_a_lease_of_another_window_or_application_changes_nothing(
     driver: Driver,
 ) -> None:
     shard = driver.shards[0]
@@ -396,7 +396,7 @@ def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
     assert task.is_alive()
 
 
-def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_low_water_marks(
+def test_a_window_shorter_than_the_trim_interval_writes_all_its_marks(
     world: World,
 ) -> None:
     prepare(world)
@@ -431,7 +431,7 @@ def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:
     assert report["at_ms"] >= report["opened_ms"]
 
 
-def test_a_task_whose_driver_is_gone_ends(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_ends_without_its_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ABANDONED_S", 0.5)
     shard = driver.shards[0]
     driver.grant(shard)
@@ -441,7 +441,7 @@ def test_a_task_whose_driver_is_gone_ends(driver: Driver, monkeypatch: pytest.Mo
     task.report()
 
 
-def test_a_task_that_never_hears_of_its_driver_ends(
+def test_a_task_that_never_receives_a_lease_ends(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ABANDONED_S", 0.3)
@@ -465,7 +465,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
     driver.wait_open(shard)
 
 
-def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
+def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_VALID_S", 0.5)
@@ -512,7 +512,7 @@ def test_a_task_outlives_an_outage_of_redis(fragile: Driver, own_redis: Embedded
     assert task.is_alive()
 
 
-def test_a_task_that_redis_never_answers_ends_with_its_window(
+def test_a_task_without_redis_ends_with_its_window(
     fragile: Driver, own_redis: EmbeddedRedis
 ) -> None:
     own_redis.kill()
@@ -539,7 +539,7 @@ def test_a_task_leaves_no_connection_behind(fragile: Driver, own_redis: Embedded
         until("its connections are gone", lambda: connections() == before, ANSWER_S)
 
 
-def test_what_a_task_is_told_shows_no_secret() -> None:
+def test_the_description_of_a_window_shows_no_secret() -> None:
     settings = load(kafka_bootstrap_servers="k:1", redis_url="redis://:hunter2@r:1/0")
     window = Window("run", settings, kafka(settings), 0, 1, frozenset(), 1.0)
     assert "hunter2" not in repr(window)

@@ -29,7 +29,7 @@ WORKER_KILLS = int(os.environ.get("BLACKBOX_TEST_WORKER_KILLS", "4"))
 
 @pytest.mark.proof
 @pytest.mark.fault
-def test_python_workers_killed_under_load_lose_and_double_nothing(world: World) -> None:
+def test_python_workers_killed_under_load_lose_and_duplicate_nothing(world: World) -> None:
     service = world.start_service().wait_ready()
     dice = random.Random(5)
     killed = 0
@@ -67,7 +67,7 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
 
 
 @pytest.mark.at_length
-def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world: World) -> None:
+def test_a_recreated_request_topic_does_not_stop_the_others(world: World) -> None:
     other = f"{world.name}.other"
     create(world, other)
     topics = f"{world.requests}:countdown,{other}:countdown"
@@ -144,7 +144,7 @@ def why_unready(service: ServiceProcess) -> dict[str, str]:
 
 
 @pytest.mark.proof
-def test_windows_pass_their_shards_on_without_losing_time_or_doubling(
+def test_windows_hand_their_shards_over_quickly_and_without_duplicates(
     world: World, tmp_path: Path
 ) -> None:
     settings = tmp_path / "spark.properties"
@@ -180,7 +180,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.proof
-def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
+def test_the_service_ends_with_an_error_if_spark_ends(world: World) -> None:
     service = world.start_service().wait_ready()
     jvm = next(filter(is_java, service.family()))
     jvm.kill()
@@ -202,7 +202,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("half", ["intake", "dispatch"] if AT_LENGTH else ["intake"])
-def test_a_half_alone_is_not_enough_and_both_halves_together_are(world: World, half: str) -> None:
+def test_intake_and_dispatch_can_run_as_separate_services(world: World, half: str) -> None:
     other = "dispatch" if half == "intake" else "intake"
     world.start_service(only=half)
     world.ask(100, within_s=0)

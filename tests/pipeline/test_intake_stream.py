@@ -106,7 +106,7 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("at_once", "count"), [(4000, 5), (2, 5), (4000, 4100)])
-def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
+def test_a_shard_catches_up_without_delaying_the_others(
     read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
 ) -> None:
     monkeypatch.setattr(intake_stream, "CAUGHT_UP_RECORDS", at_once)
@@ -156,7 +156,7 @@ def apart(proxy: Proxy, stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]
 
 @pytest.mark.proof
 @pytest.mark.alone
-def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_they_do_not(
+def test_a_partition_with_hanging_fetches_delays_one_batch_only(
     apart: World, proxy: Proxy, spark: SparkSession
 ) -> None:
     with reading(apart, spark) as read:
@@ -183,7 +183,7 @@ def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_t
 
 
 @pytest.mark.proof
-def test_many_partitions_that_are_silent_together_take_little_longer_than_one(
+def test_many_silent_partitions_delay_a_read_hardly_longer_than_one(
     apart: World, proxy: Proxy
 ) -> None:
     topic = f"{apart.name}.far"

@@ -269,7 +269,7 @@ def damaged(shelf: tuple[Books, Path], tmp_path: Path) -> tuple[Books, Path]:
 
 
 @pytest.mark.proof
-def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new(
+def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "a ledger [1]"
@@ -331,7 +331,7 @@ def test_an_empty_journal_makes_a_ledger_without_files(books: Books, tmp_path: P
     assert outcomes == {Shard(books.topic, p): Span(0, 0) for p in range(2)}
 
 
-def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
+def test_the_ledger_with_kafka_covers_records_that_kafka_removed(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
@@ -353,7 +353,7 @@ def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
 
 
 @pytest.mark.proof
-def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
+def test_files_of_a_killed_run_are_never_read_and_removed_by_a_later_run(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
     books, path = damaged
@@ -378,7 +378,7 @@ def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
     books.assert_equal(copied(path, tmp_path / "elsewhere"))
 
 
-def test_of_two_runs_at_once_one_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
+def test_one_of_two_concurrent_runs_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
     books.ask(20)
     books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
 
@@ -397,7 +397,7 @@ def test_of_two_runs_at_once_one_fails_and_changes_nothing(books: Books, tmp_pat
 
 
 @pytest.mark.parametrize("scheme", ["file://", "viewfs://shelf/all"])
-def test_a_file_is_published_once_however_many_try(
+def test_a_file_is_published_once_by_concurrent_writers(
     spark: SparkSession, tmp_path: Path, scheme: str
 ) -> None:
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
@@ -417,9 +417,7 @@ def test_a_file_is_published_once_however_many_try(
 
 
 @pytest.mark.proof
-def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_system(
-    books: Books, tmp_path: Path
-) -> None:
+def test_many_small_files_are_compacted_with_the_same_rows(books: Books, tmp_path: Path) -> None:
     hadoop = books.spark.sparkContext._jsc.hadoopConfiguration()
     hadoop.set("fs.viewfs.mounttable.shelf.link./all", "file:///")
     folder = tmp_path / "ledger"
@@ -455,7 +453,7 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
 
 
 @pytest.mark.proof
-def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepted(
+def test_offsets_removed_before_they_were_read_need_accept_gap(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
@@ -493,7 +491,7 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
     assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
 
 
-def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
+def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
@@ -596,7 +594,7 @@ def swap_bytes(file: Path) -> None:
         ),
     ],
 )
-def test_a_ledger_that_cannot_be_used_says_why(
+def test_an_unusable_ledger_raises_an_error_with_the_cause(
     damaged: tuple[Books, Path], damage: Callable[[Path], object], text: str
 ) -> None:
     books, path = damaged
@@ -612,7 +610,9 @@ def test_a_ledger_that_cannot_be_used_says_why(
     )
 
 
-def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path: Path) -> None:
+def test_an_unusable_path_raises_an_error_with_the_cause(
+    shelf: tuple[Books, Path], tmp_path: Path
+) -> None:
     books, _ = shelf
     (tmp_path / "file").write_text("no folder")
     for path, text in (
@@ -624,7 +624,7 @@ def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path
 
 
 @pytest.mark.proof
-def test_after_a_damaged_manifest_the_one_before_goes_on(
+def test_after_a_damaged_manifest_is_deleted_the_previous_one_is_used(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
     books, path = damaged
@@ -663,7 +663,7 @@ def test_verify_finds_each_file_that_is_missing_changed_or_there_twice(
     ]
 
 
-def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> None:
+def test_verify_finds_duplicate_rows(damaged: tuple[Books, Path]) -> None:
     books, path = damaged
     files = Files(books.spark, str(path))
     before = newest(files)
@@ -739,7 +739,7 @@ def type_ledger(
 
 
 @pytest.mark.proof
-def test_the_command_tells_people_and_machines_what_it_did(
+def test_the_command_reports_its_result_as_text_and_as_json(
     damaged: tuple[Books, Path], type_ledger: Typed
 ) -> None:
     books, path = damaged
@@ -774,9 +774,7 @@ def test_the_command_tells_people_and_machines_what_it_did(
         ),
     ],
 )
-def test_what_is_asked_wrongly_ends_with_2_and_says_what_to_type(
-    options: Sequence[str], text: str
-) -> None:
+def test_wrong_options_exit_with_2_and_name_the_remedy(options: Sequence[str], text: str) -> None:
     environment = {"BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1", "BLACKBOX_LEDGER": None}
 
     answer = CliRunner().invoke(app, ["ledger", *options], env=environment)

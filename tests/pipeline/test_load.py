@@ -189,7 +189,7 @@ def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> N
     assert hold.records() == []
 
 
-def test_a_second_run_sends_nothing_and_again_sends_it_once_more(
+def test_a_second_run_sends_nothing_and_the_option_again_sends_once_more(
     hold: Hold, tmp_path: Path
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(30)])
@@ -208,7 +208,7 @@ def test_a_second_run_sends_nothing_and_again_sends_it_once_more(
     assert set(hold.bodies().values()) == {2}
 
 
-def test_a_changed_file_and_another_caller_are_other_loads(hold: Hold, tmp_path: Path) -> None:
+def test_a_changed_file_or_caller_is_a_different_load(hold: Hold, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
     assert hold.send(hold.plan(path)) == 10
     assert hold.send(hold.plan(path, caller="shop")) == 10
@@ -221,7 +221,7 @@ def test_a_changed_file_and_another_caller_are_other_loads(hold: Hold, tmp_path:
     assert hold.bodies() == {f"m-{n}": 3 for n in range(9)} | {"m-9": 2, "n-9": 1}
 
 
-def test_a_file_that_comes_into_a_folder_is_all_that_is_sent(hold: Hold, tmp_path: Path) -> None:
+def test_only_a_new_file_of_a_folder_is_sent(hold: Hold, tmp_path: Path) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
     (folder / "_SUCCESS").touch()
@@ -234,14 +234,14 @@ def test_a_file_that_comes_into_a_folder_is_all_that_is_sent(hold: Hold, tmp_pat
     assert hold.bodies() == {f"m-{n}": 1 for n in range(15)}
 
 
-def test_two_files_of_one_content_are_refused(hold: Hold, tmp_path: Path) -> None:
+def test_two_files_with_the_same_content_are_refused(hold: Hold, tmp_path: Path) -> None:
     paths = [write_lines(tmp_path / name, [request(0)]) for name in ("a.jsonl", "b.jsonl")]
 
     with pytest.raises(UnusableFile, match=r"b\.jsonl has the same content as .*a\.jsonl"):
         hold.plan(*paths)
 
 
-def test_a_file_that_changes_between_judging_and_sending_is_not_sent(
+def test_a_file_that_changes_after_validation_is_not_sent(
     hold: Hold, spark: SparkSession, tmp_path: Path
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
@@ -256,7 +256,7 @@ def test_a_file_that_changes_between_judging_and_sending_is_not_sent(
     assert hold.records() == []
 
 
-def test_a_run_that_another_one_overtakes_commits_nothing_more(hold: Hold, tmp_path: Path) -> None:
+def test_a_run_that_another_run_fenced_commits_nothing_more(hold: Hold, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
     load = hold.plan(path)
     [file] = hold.read(path, options=(hold.world.requests, None, None))
@@ -277,7 +277,7 @@ def test_a_run_that_another_one_overtakes_commits_nothing_more(hold: Hold, tmp_p
     assert hold.bodies() == {f"m-{n}": 1 for n in range(10)}
 
 
-def test_two_runs_at_once_are_one_load(hold: Hold, tmp_path: Path) -> None:
+def test_two_concurrent_runs_send_one_load(hold: Hold, tmp_path: Path) -> None:
     paths = [
         write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
         for k in range(4)
@@ -314,7 +314,7 @@ def test_a_load_with_a_rate_is_sent_over_time(hold: Hold, tmp_path: Path) -> Non
     assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, those sent first none"
 
 
-def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_not_exceeded_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     sent_at_s = []
 
@@ -333,7 +333,7 @@ def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent_at_s == [0, 0.5, 1, 3, 3.5], "what a slow Kafka took is not made up for"
 
 
-def test_a_pace_bounds_what_is_sent_together() -> None:
+def test_the_rate_limits_the_rows_per_transaction() -> None:
     assert [SendRate(rate).rows for rate in (None, 1, 0.5, 300.0, 1e9)] == [
         20_000,
         1,
@@ -343,7 +343,7 @@ def test_a_pace_bounds_what_is_sent_together() -> None:
     ]
 
 
-def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> None:
+def test_kafka_accepts_progress_only_for_an_existing_partition(hold: Hold) -> None:
     """Why each piece has a group of its own, and partition 0 in it."""
     name = piece_name(hold.access, "none", 0)
     writer = PieceWriter(hold.access, hold.world.requests, name, 1)
@@ -473,7 +473,7 @@ def times_in(servers: str, topic: str, count: int) -> Counter[int]:
 
 @pytest.mark.proof
 @pytest.mark.timeout(180 + KILLS * 60 + ROWS // 5000)
-def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
+def test_every_row_is_loaded_once_although_runs_are_killed(
     world: World, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
     paths = write_many(tmp_path, ROWS)
@@ -509,7 +509,7 @@ def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
     until("nothing is left of them", lambda: not any(orphan.is_running() for orphan in orphans))
 
 
-def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
+def test_the_command_names_bad_rows_and_loads_corrected_ones(
     hold: Hold, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
     target = hold.world.targets[0]
@@ -551,7 +551,7 @@ def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
         (["{}/notes.txt", "--request-topic", "TC"], "BLACKBOX_REQUEST_TOPICS has"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_one_line(
+def test_a_load_that_cannot_run_reports_the_cause(
     typed: list[str], told: str, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("topic")
@@ -563,7 +563,7 @@ def test_what_cannot_be_loaded_is_told_in_one_line(
     assert "Traceback" not in answer.errors
 
 
-def test_a_topic_that_is_created_again_is_loaded_again(hold: Hold, tmp_path: Path) -> None:
+def test_a_recreated_topic_is_loaded_again(hold: Hold, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(5)])
     assert hold.send(hold.plan(path)) == 5
     admin = AdminClient({"bootstrap.servers": hold.world.kafka.bootstrap_servers})

@@ -173,7 +173,7 @@ def memory(service: ServiceProcess) -> int:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: World) -> None:
+def test_an_http_attacker_neither_delays_messages_nor_fills_memory(attacked: World) -> None:
     service = attacked.start_service(poll_interval_ms=100).wait_ready()
     p99_ms(attacked)  # warm
     calm, before = p99_ms(attacked), memory(service)
@@ -199,7 +199,7 @@ def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: 
 
 
 @pytest.mark.parametrize(("kept", "is_taken"), [("producer", True), ("uncompressed", False)])
-def test_a_topic_that_is_kept_uncompressed_takes_no_batch_that_is_small_only_on_disk(
+def test_an_uncompressed_topic_limits_batches_by_their_uncompressed_size(
     stack: EmbeddedStack, kept: str, is_taken: bool
 ) -> None:
     servers: dict[str, Any] = {"bootstrap.servers": stack.kafka.bootstrap_servers}

@@ -151,7 +151,7 @@ def grants(right: Right) -> Callable[[str], object]:
     return re.compile(what.replace(".", r"\.")).search
 
 
-def test_with_its_rights_the_service_does_all_its_work(town: Town) -> None:
+def test_with_its_permissions_the_service_does_all_its_work(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run", "check"))
     service = town.start().wait_ready()
@@ -178,7 +178,7 @@ MEANWHILE = {"orders": Town.ask, "blackbox.dead-letters": Town.ask_for_nothing}
 
 @pytest.mark.proof
 @each("run")
-def test_without_one_of_its_rights_the_service_says_which(town: Town, missing: Right) -> None:
+def test_without_one_of_its_permissions_the_service_names_it(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, "run"))
     town.start()
@@ -195,7 +195,7 @@ def forget(town: Town) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("letters", [False, True])
-def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_waits_in_doubt(
+def test_without_permission_to_read_targets_unchecked_requests_are_in_doubt(
     town: Town, letters: bool
 ) -> None:
     town.create_all()
@@ -223,7 +223,7 @@ def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_w
 
 
 @pytest.mark.proof
-def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None:
+def test_a_message_without_permission_to_write_does_not_delay_others(town: Town) -> None:
     town.create_all()
     refused = f"{town.prefix}seen"
     town.create(refused)
@@ -251,7 +251,7 @@ def test_a_service_may_be_allowed_to_create_its_topics(town: Town) -> None:
 
 @pytest.mark.proof
 @each(CREATES)
-def test_without_the_right_to_create_a_topic_the_service_says_so(
+def test_without_permission_to_create_a_topic_the_service_names_it(
     town: Town, missing: Right
 ) -> None:
     town.create(town.target)
@@ -263,7 +263,7 @@ def test_without_the_right_to_create_a_topic_the_service_says_so(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
+def test_refused_messages_are_found_with_and_without_describe_configs(
     town: Town, is_allowed: bool
 ) -> None:
     town.create_all()
@@ -286,7 +286,9 @@ def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool) -> None:
+def test_receipts_get_partitions_only_with_the_permission_to_alter_them(
+    town: Town, is_allowed: bool
+) -> None:
     [right] = kafka_rights("run when TB grows")
     town.create_all()
     town.kafka.admin.delete_topics([town.requests])[town.requests].result()
@@ -312,7 +314,7 @@ COLD = "run with a cold tier"
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
+def test_with_its_permissions_the_cold_tier_delivers(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run", COLD))
     town.start(hot_horizon_s=1).wait_ready()
@@ -322,7 +324,7 @@ def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
 
 @pytest.mark.proof
 @each(COLD)
-def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing: Right) -> None:
+def test_without_one_of_its_permissions_the_cold_tier_names_it(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, "run", COLD))
     town.start(hot_horizon_s=1).wait_ready()
@@ -331,7 +333,7 @@ def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing:
 
 
 @pytest.mark.proof
-def test_the_cold_tier_delivers_without_knowing_how_long_kafka_keeps_it(town: Town) -> None:
+def test_the_cold_tier_delivers_without_permission_to_read_the_retention(town: Town) -> None:
     town.create_all()
     [config] = [right for right in kafka_rights(COLD) if right.operation == "DescribeConfigs"]
     town.allow(without(config, "run", COLD))
@@ -355,7 +357,7 @@ def start_trimming(town: Town) -> ServiceProcess:
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
+def test_with_its_permissions_the_service_trims_both_journals(town: Town) -> None:
     town.allow(kafka_rights("run", TRIMS))
     start_trimming(town)
 
@@ -368,7 +370,7 @@ def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
 
 @pytest.mark.proof
 @each(TRIMS)
-def test_without_one_of_the_rights_to_trim_the_service_says_which_and_delivers(
+def test_without_a_permission_to_trim_the_service_names_it_and_delivers(
     town: Town, missing: Right
 ) -> None:
     town.allow(without(missing, "run", TRIMS))
@@ -395,7 +397,7 @@ def start_schedules(town: Town) -> None:
 
 
 @pytest.mark.proof
-def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
+def test_with_their_permissions_schedules_are_delivered_and_ended(town: Town) -> None:
     town.allow(kafka_rights("run", SCHEDULES))
     start_schedules(town)
     town.until_delivered(1)
@@ -405,7 +407,9 @@ def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
 
 @pytest.mark.proof
 @each(SCHEDULES)
-def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Right) -> None:
+def test_without_one_of_the_permissions_for_schedules_the_service_names_it(
+    town: Town, missing: Right
+) -> None:
     town.allow(without(missing, "run", SCHEDULES))
     start_schedules(town)
     until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
@@ -417,7 +421,7 @@ OSCILLATOR_CREATES = "run with an oscillator that creates its topic"
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
+def test_with_its_permissions_the_oscillator_writes(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run", OSCILLATOR, OSCILLATOR_CREATES))
     town.start(oscillator_topic=town.prefix + "oscillator").wait_ready()
@@ -426,7 +430,7 @@ def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
 
 @pytest.mark.proof
 @each(OSCILLATOR, OSCILLATOR_CREATES)
-def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing: Right) -> None:
+def test_without_one_of_its_permissions_the_oscillator_names_it(town: Town, missing: Right) -> None:
     town.create_all()
     if missing.command == OSCILLATOR:
         town.create(town.prefix + "oscillator")
@@ -437,7 +441,7 @@ def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing
 
 
 @pytest.mark.proof
-def test_an_oscillator_that_may_not_write_to_a_new_topic_lags(town: Town) -> None:
+def test_an_oscillator_without_permission_to_write_lags(town: Town) -> None:
     town.create_all()
     town.create(town.prefix + "oscillator")
     rights = kafka_rights("run", OSCILLATOR)
@@ -453,7 +457,9 @@ RECURRING = "run with recurring requests"
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_allowed: bool) -> None:
+def test_a_recurring_request_needs_the_permission_to_write_requests(
+    town: Town, is_allowed: bool
+) -> None:
     [right] = kafka_rights(RECURRING)
     town.create_all()
     town.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
@@ -469,7 +475,7 @@ def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_all
 
 
 @pytest.mark.proof
-def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
+def test_with_its_permissions_each_command_does_its_work(town: Town) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))
     town.start().wait_ready()
@@ -507,14 +513,14 @@ def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
 
 
 @each("check")
-def test_what_check_may_not_see_it_names(town: Town, missing: Right) -> None:
+def test_check_names_its_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, "run", "check"))
     assert grants(town.own(missing))(town.run("check", "--json").out)
 
 
 @each("rebind")
-def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
+def test_rebind_names_its_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     tell(town, Receipt(at_ms=1, barrier=True))
     town.allow(without(missing, "rebind"))
@@ -552,7 +558,7 @@ def tell(town: Town, receipt: Receipt) -> None:
     town.kafka.send(town.receipts, encode(receipt), key=f"{town.requests}-0")
 
 
-def test_with_its_rights_it_decides_between_groups(town: Town) -> None:
+def test_with_its_permissions_rebind_decides_between_groups(town: Town) -> None:
     leave_receipts_of_another_group(town)
     town.allow(kafka_rights("rebind", DECIDES))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
@@ -562,7 +568,9 @@ def test_with_its_rights_it_decides_between_groups(town: Town) -> None:
 @pytest.mark.parametrize(
     "missing", [r for r in kafka_rights(DECIDES) if r.operation == "Write"], ids=str
 )
-def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -> None:
+def test_rebind_names_missing_permissions_to_decide_between_groups(
+    town: Town, missing: Right
+) -> None:
     leave_receipts_of_another_group(town)
     town.allow(without(missing, "rebind", DECIDES))
     answer = town.run("rebind", town.requests, "--pending", "deliver")
@@ -571,7 +579,7 @@ def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -
 
 
 @pytest.mark.proof
-def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
+def test_with_its_permissions_rebind_writes_pending_requests_again(town: Town) -> None:
     town.create_all()
     leave_pending(town)
     town.allow(kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS))
@@ -582,7 +590,7 @@ def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("missing", [r for r in kafka_rights(DELIVERS) if r.name == "TB"], ids=str)
-def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
+def test_rebind_names_missing_permissions_to_write_requests_again(
     town: Town, missing: Right
 ) -> None:
     town.create_all()
@@ -595,9 +603,7 @@ def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_was_about_to_become_a_dead_letter_needs_the_right_to_write_it(
-    town: Town, is_allowed: bool
-) -> None:
+def test_rebind_needs_permission_to_write_dead_letters(town: Town, is_allowed: bool) -> None:
     [right] = [right for right in kafka_rights(DELIVERS) if right.name != "TB"]
     town.create_all()
     unknown = entry()._replace(reason=Reason.OUTCOME_UNKNOWN)
@@ -614,9 +620,7 @@ def test_what_was_about_to_become_a_dead_letter_needs_the_right_to_write_it(
 
 
 @pytest.mark.parametrize("missing", kafka_rights(DECIDES, CREATED_AGAIN), ids=str)
-def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
-    town: Town, missing: Right
-) -> None:
+def test_rebind_names_missing_permissions_for_a_recreated_topic(town: Town, missing: Right) -> None:
     town.create_all()
     tell(town, Receipt(at_ms=1, barrier=True, topic_id="another"))
     leave_pending(town)
@@ -631,7 +635,7 @@ def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
 
 
 @each("send")
-def test_who_may_not_send_is_told(town: Town, missing: Right) -> None:
+def test_send_names_its_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow([])
     answer = town.run("send", "--topic", "orders", "--message", "x", "--countdown", "0")
@@ -647,7 +651,7 @@ def client_of(town: Town) -> Client:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-authorized")])
-def test_with_its_rights_a_client_is_told_what_became_of_a_request(
+def test_with_its_permissions_a_client_looks_up_a_request(
     town: Town, more: tuple[str, ...], reason: str | None
 ) -> None:
     town.create_all()
@@ -664,7 +668,7 @@ def test_with_its_rights_a_client_is_told_what_became_of_a_request(
 
 
 @each("get")
-def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
+def test_a_client_names_its_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.ask()
     town.allow(without(missing, "get"))
@@ -675,7 +679,7 @@ def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
 
 @pytest.mark.proof
 @each("status", "show")
-def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
+def test_show_and_status_name_their_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(kafka_rights("run"))
     leave_a_letter(town)
@@ -687,7 +691,7 @@ def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
 
 
 @each(*LOOKS_AT_SHARDS)
-def test_who_may_not_see_the_shards_is_told(town: Town, missing: Right) -> None:
+def test_commands_name_missing_permissions_to_describe_shards(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, missing.command))
     told = grants(town.own(missing._replace(operation="Read")))  # which is more
@@ -714,7 +718,7 @@ def load_a_piece(town: Town) -> None:
 
 
 @each("load")
-def test_without_one_of_its_rights_load_says_which(town: Town, missing: Right) -> None:
+def test_load_names_its_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, "load"))
     with pytest.raises(RecoveryRequired, match="grant") as refused:
@@ -743,7 +747,7 @@ READ_BY_SPARK: dict[str, Callable[[Town], None]] = {
 
 
 @each(*READ_BY_SPARK)
-def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) -> None:
+def test_jobs_name_their_missing_permissions(town: Town, missing: Right) -> None:
     town.create_all()
     town.allow(without(missing, missing.command, *ON_TOP_OF.get(missing.command, ())))
     for topic in (town.requests, town.receipts, town.target):

@@ -205,7 +205,7 @@ def test_nothing_the_service_does_is_refused(
         assert {refused["object"] for refused in admin.acl_log()} == NOT_FOR_A_SERVICE
 
 
-def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
+def test_the_read_only_user_may_do_exactly_what_read_commands_need(
     used_by_the_service: set[str], town: World, server: GuardedRedis
 ) -> None:
     url = server.url_of("blackbox-reader")
@@ -279,7 +279,7 @@ WRITES = (
         ("blackbox-reader", (*REFUSED, *OF_OTHERS, *WRITES)),
     ],
 )  # fmt: skip
-def test_everything_else_is_refused(
+def test_redis_users_are_refused_other_commands_and_keys(
     server: GuardedRedis, user: str, commands: tuple[str, ...]
 ) -> None:
     with redis.Redis.from_url(server.url_of(user)) as client:
@@ -295,7 +295,7 @@ def test_a_script_reaches_no_other_key_and_no_other_command(server: GuardedRedis
                 client.eval(f"return redis.call({call})", 0)
 
 
-def test_the_service_says_once_that_it_may_not_look_at_the_configuration(
+def test_check_warns_that_the_redis_configuration_cannot_be_read(
     town: World, server: GuardedRedis
 ) -> None:
     [finding] = [one for one in findings(town.settings()) if "CONFIG" in one.text]
@@ -303,7 +303,7 @@ def test_the_service_says_once_that_it_may_not_look_at_the_configuration(
     assert "CONFIG GET aof-load-truncated" in finding.text
 
 
-def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_path: Path) -> None:
+def test_redis_users_without_a_password_cannot_log_in(stack: EmbeddedStack, tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
     users.write_text(REDIS_ACL.read_text())
     server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": f'"{users}"'})
@@ -316,7 +316,7 @@ def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_
     server.stop()
 
 
-def test_the_oldest_redis_that_is_taken_knows_all_of_it(
+def test_the_oldest_supported_redis_accepts_the_shipped_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.embedded.redis.shutil.which", lambda name: None)

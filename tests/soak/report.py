@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from tests.soak.watch import WARM_UP_S, Life, Sample
+from tests.soak.monitor import WARM_UP_S, Life, Sample
 
 QUIET_S = 30.0
 """After a fault is mended, how long what it held up may still come late: the group notices a dead

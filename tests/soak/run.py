@@ -19,9 +19,9 @@ from confluent_kafka.admin import (
 from blackbox.embedded import EmbeddedError
 from blackbox.journal.topics import receipts_topic
 from tests.soak.faults import Stage, story
+from tests.soak.monitor import Watch
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
-from tests.soak.watch import Watch
 from tests.world import World, until
 
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}

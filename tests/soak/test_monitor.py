@@ -7,13 +7,13 @@ from collections import deque
 
 import pytest
 
-from tests.soak.watch import Watch
+from tests.soak.monitor import Watch
 from tests.world import until
 
 OFTEN_S = 0.01
 
 
-def test_a_process_that_is_away_for_a_while_is_looked_at_again() -> None:
+def test_a_restarted_process_is_sampled_again() -> None:
     here = {"service": os.getpid()}
     stages = deque([here, {}, {"service": 2**22 + 1}, here])
     with Watch(lambda: stages.popleft() if len(stages) > 1 else here, OFTEN_S) as watch:
@@ -23,7 +23,7 @@ def test_a_process_that_is_away_for_a_while_is_looked_at_again() -> None:
     assert all(sample.memory_mb > 1 and sample.descriptors > 1 for sample in life.samples)
 
 
-def test_a_look_that_goes_wrong_is_raised_at_the_end() -> None:
+def test_an_error_while_sampling_is_raised_at_the_end() -> None:
     looks: list[bool] = []
 
     def lost() -> dict[str, int]:

@@ -247,7 +247,7 @@ def make(stack: EmbeddedStack) -> Callable[..., Topic]:
 # Exact ranges
 
 
-def test_transaction_markers_and_aborted_records_are_passed_over(topic: Topic) -> None:
+def test_transaction_markers_and_aborted_records_are_skipped(topic: Topic) -> None:
     topic.commit("a", "b")  # offsets 0, 1; marker 2
     topic.abort("no", "no")  # 3, 4; marker 5
     topic.commit("c")  # 6; marker 7
@@ -262,7 +262,7 @@ def test_transaction_markers_and_aborted_records_are_passed_over(topic: Topic) -
             assert offsets(found) == wanted, (start, end)
 
 
-def test_nothing_of_an_open_transaction_is_read_and_nothing_skipped_when_it_commits(
+def test_an_open_transaction_is_read_only_after_it_commits(
     topic: Topic,
 ) -> None:
     topic.write("a")
@@ -323,9 +323,7 @@ def test_many_ranges_of_one_task_are_never_mixed_up(make: Callable[..., Topic]) 
         assert offsets([m for m in found if m.partition() == 3]) == list(range(start, end))
 
 
-def test_holes_of_compaction_are_passed_over(
-    make: Callable[..., Topic], quick_cleaner: None
-) -> None:
+def test_gaps_of_compaction_are_skipped(make: Callable[..., Topic], quick_cleaner: None) -> None:
     topic = make(
         **{
             "cleanup.policy": "compact",
@@ -355,7 +353,7 @@ def test_holes_of_compaction_are_passed_over(
 # Retention
 
 
-def test_offsets_that_retention_removed_stop_the_read_and_it_says_what_to_do(topic: Topic) -> None:
+def test_a_read_of_offsets_removed_by_retention_fails_with_the_remedy(topic: Topic) -> None:
     topic.write("a", "b", "c", "d")
     topic.cut(2)
 
@@ -378,7 +376,7 @@ def test_the_kept_offsets_of_a_cut_partition_are_read(topic: Topic) -> None:
     assert values(between(topic, topic.at(2), topic.at(4))) == ["c", "d"]
 
 
-def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_read(
+def test_a_shortened_partition_does_not_stop_the_others(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(2)
@@ -394,7 +392,7 @@ def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_re
         between(topic, topic.at(5), topic.at(9))
 
 
-def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named(
+def test_a_missing_topic_or_partition_is_named_and_does_not_stop_the_others(
     topic: Topic,
 ) -> None:
     nowhere = f"{topic.name}.nowhere"
@@ -415,9 +413,7 @@ def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named
     assert f"{topic.name}/7 does not exist: {topic.name} has 1 partitions" in lost[topic.name, 7]
 
 
-def test_a_topic_that_is_deleted_and_is_there_again_is_read_again(
-    topic: Topic, make: Callable[..., Topic]
-) -> None:
+def test_a_recreated_topic_is_read_again(topic: Topic, make: Callable[..., Topic]) -> None:
     topic.write("a")
     other = make()
     reader, start = topic.stream(), topic.at(0) | other.at(0)
@@ -438,11 +434,11 @@ def moved_on(reader: StreamReader, start: Offsets, wanted: dict[str, int]) -> Of
 # Where a stream starts and how far a batch goes
 
 
-def test_a_stream_starts_where_it_is_told(topic: Topic) -> None:
+def test_a_stream_starts_at_the_given_offsets(topic: Topic) -> None:
     assert topic.stream(3, 0, 7).initialOffset() == topic.at(3, 0, 7)
 
 
-def test_a_batch_is_limited_and_has_all_of_those_where_little_waits(
+def test_a_batch_is_limited_and_contains_small_backlogs_completely(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(4)
@@ -469,7 +465,7 @@ def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
     assert packed([], 3) == []
 
 
-def test_news_ends_the_wait_for_it_at_once(topic: Topic) -> None:
+def test_a_new_record_ends_the_wait_at_once(topic: Topic) -> None:
     topic.write("a")
     reader = topic.stream()
     start = reader.latestOffset(topic.at(0), ALL)
@@ -484,7 +480,7 @@ def test_news_ends_the_wait_for_it_at_once(topic: Topic) -> None:
         assert waiting.result() == topic.at(2)
 
 
-def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> None:
+def test_the_wait_ends_for_a_new_record_in_any_partition(make: Callable[..., Topic]) -> None:
     topic = make(2)
     ends = Ends(topic.access)
     position = {(topic.name, 0): 0, (topic.name, 1): 0}
@@ -502,7 +498,7 @@ def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> N
 # Rows of ranges
 
 
-def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
+def test_a_range_is_a_row_of_four_columns_without_records(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(3)
@@ -516,7 +512,7 @@ def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
     assert kafka_source(topic.access)(topic.options(0)).schema() == RANGES
 
 
-def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for_news(
+def test_the_first_batch_names_all_ranges_and_the_next_waits_for_records(
     make: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "AWAITED_S", 60.0)
@@ -599,7 +595,7 @@ def test_a_record_larger_than_a_chunk_is_a_chunk_of_its_own(make: Callable[..., 
     ]  # fmt: skip
 
 
-def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
+def test_a_range_without_records_is_one_empty_chunk(topic: Topic) -> None:
     topic.abort("no", "no")
     topic.commit("a")
 
@@ -609,7 +605,7 @@ def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
     assert topic.chunks() == []
 
 
-def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
+def test_chunks_of_any_size_cover_their_ranges_in_order(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.abort("no")  # offset 0; marker 1
@@ -646,7 +642,7 @@ def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
 # Secrets
 
 
-def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
+def test_secrets_reach_the_tasks_and_are_never_printed(topic: Topic) -> None:
     made = kafka_source(topic.access)(topic.options(0))
     reader = topic.stream()
 
