@@ -244,11 +244,11 @@ def test_an_error_names_a_slot_that_no_node_has(tmp_path: Path) -> None:
     with ClusterServers(tmp_path, needs_all=False) as servers:
         slot = key_slot(PREFIX.encode())
 
-        def is_nobodys() -> bool:
+        def is_unassigned() -> bool:
             """A node that has not let go of it yet may tell the others of its owner again."""
             return sum(forgets(node, slot) for node in servers.nodes) == 0
 
-        until("no node has the slot", is_nobodys, every_s=0.2)
+        until("no node has the slot", is_unassigned, every_s=0.2)
         with pytest.raises(
             IndexLost, match=rf"no node has slot {slot}, for the key blackbox:.TB-3.:"
         ):

@@ -135,12 +135,12 @@ def test_an_error_says_that_the_primary_is_down_and_has_no_successor(tmp_path: P
         for server in servers.servers:
             server.kill()
 
-        def says_so() -> bool:
+        def is_reported() -> bool:
             with pytest.raises(IndexLost) as lost:
                 RedisSession(pool(servers.url))
             return "reports that it is down, without a new primary yet" in str(lost.value)
 
-        until("the sentinel has noticed", says_so)
+        until("the sentinel has noticed", is_reported)
 
 
 def test_a_sentinel_with_a_password(tmp_path: Path) -> None:

@@ -258,13 +258,13 @@ def test_intake_elsewhere_continues_while_receipts_are_settled_here(
     store(elsewhere, 0, 2, {0: entry(), 1: entry()})
     looks = 0
 
-    def settled_meanwhile(view: View) -> Plan:
+    def settled_in_between(view: View) -> Plan:
         nonlocal looks
         looks += 1
         index.settle({looks - 1: None}, looks)
         return resolve([(2, entry())], view)
 
-    elsewhere.store(2, 3, NOTHING, settled_meanwhile, NOW_MS)
+    elsewhere.store(2, 3, NOTHING, settled_in_between, NOW_MS)
 
     assert looks == 1
     assert held(client).positions == Positions(3, 1)
@@ -277,14 +277,14 @@ def test_a_request_removed_just_before_it_is_read_is_never_stored(
     elsewhere = open_index()
     looks = 0
 
-    def removed_meanwhile(view: View) -> Plan:
+    def removed_in_between(view: View) -> Plan:
         nonlocal looks
         looks += 1
         if looks == 1:
             index.settle({1: None}, 1)
         return resolve([(0, entry()), (1, entry())], view)
 
-    elsewhere.store(0, 2, NOTHING, removed_meanwhile, NOW_MS)
+    elsewhere.store(0, 2, NOTHING, removed_in_between, NOW_MS)
 
     assert looks == 2
     assert held(client).offsets() == [0]
@@ -297,12 +297,12 @@ def test_a_caller_id_that_a_new_request_uses_is_not_freed(
     store(elsewhere, 0, 1, {0: entry(caller_id="order-1")})
     commands = index._settle_commands
 
-    def taken_meanwhile(*seen: Any) -> Iterator[bytes]:
+    def reused_in_between(*seen: Any) -> Iterator[bytes]:
         if elsewhere.positions.requests == 1:
             store(elsewhere, 1, 2, {1: entry(caller_id="order-1")})
         return commands(*seen)
 
-    monkeypatch.setattr(index, "_settle_commands", taken_meanwhile)
+    monkeypatch.setattr(index, "_settle_commands", reused_in_between)
     index.settle({0: "order-1"}, 1)
 
     assert held(client).holders == {"order-1": 1}
@@ -991,11 +991,11 @@ def test_a_request_that_ends_during_a_read_does_not_count_as_a_lost_payload(
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
     intake, read_payloads = open_index(), index._mget
 
-    def cancelled_meanwhile(names: Any) -> Any:
+    def cancelled_in_between(names: Any) -> Any:
         store(intake, 2, 3, {2: Cancel("a")})
         return read_payloads(names)
 
-    monkeypatch.setattr(index, "_mget", cancelled_meanwhile)
+    monkeypatch.setattr(index, "_mget", cancelled_in_between)
 
     assert index.due(NOW_MS, 10).entries == [(1, entries.encode(entry()))]
 

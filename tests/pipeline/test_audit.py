@@ -91,7 +91,7 @@ class Books:
     def cancel(self, caller_id: str) -> int:
         return self.write(json.dumps({"id": caller_id, "cancel": True}))
 
-    def take_in(self) -> None:
+    def run_intake(self) -> None:
         """What intake does with all that is in the journal."""
         intake = Intake(self._format, self.index, None)
         for batch in self._journal.requests(
@@ -120,24 +120,24 @@ class Books:
     def deliver_now(self) -> None:
         """A request from beginning to end."""
         offset = self.ask(0)
-        self.take_in()
+        self.run_intake()
         self.deliver(offset)
 
     def settle(self, receipt: Receipt) -> None:
         """A receipt in its journal, and applied to the index."""
-        position = self.tell(receipt) + 1
+        position = self.write_receipt(receipt) + 1
         removed = list(receipt.removals())
         known = self.index.caller_ids(removed)
         self.index.settle({offset: known.get(offset) for offset in removed}, position)
 
-    def tell(self, receipt: Receipt) -> int:
+    def write_receipt(self, receipt: Receipt) -> int:
         """A receipt, in its journal only; its offset."""
         journal = receipts_topic(self.shard.topic)
         return self._write(journal, self.shard.partition, encode(receipt), [], key=str(self.shard))[
             1
         ]
 
-    def tell_of_the_future(self) -> None:
+    def write_receipt_of_a_later_version(self) -> None:
         """A receipt of a later version."""
         journal, receipt = receipts_topic(self.shard.topic), b'{"v":2,"at_ms":5}'
         self._write(journal, self.shard.partition, receipt, [], key=str(self.shard))
@@ -257,7 +257,7 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     books.ask(0, expires_after=1)  # 6, expired
     books.write("no request")  # 7, invalid
     books.ask(0, id="b")  # 8, delivered before it is replaced
-    books.take_in()
+    books.run_intake()
     books.deliver(1, 8)
     books.settle(Receipt(now_ms(), dead=[2], expired=[6], invalid=[7]))
     books.ask(id="b")  # 9, pending
@@ -265,35 +265,35 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     books.ask()  # 11, cancelled by its id
     for cancelled in (11, 1, 10, 11):  # 12 to 15; what is delivered, or invalid, is not
         books.write("", [("blackbox-cancel", request_id(books.shard, cancelled).encode())])
-    books.take_in()
+    books.run_intake()
     for ended in (1, 11):  # 16, 17: too late, so that 9 stays; the dead letter of 17 is written
         again = {"topic": books.target, "message": "moved", "countdown": 0, "id": "b"}
         headers = [("blackbox-replaces", request_id(books.shard, ended).encode())]
         books.write(json.dumps(again), headers)
-    books.take_in()
+    books.run_intake()
     books.settle(Receipt(now_ms(), invalid=[17]))
     # A void outcome leaves a request pending, and may be followed by a true one.
     torn.ask(0)
     torn.ask(0)
-    torn.take_in()
-    torn.tell(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
-    torn.index.settle({}, torn.tell(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
+    torn.run_intake()
+    torn.write_receipt(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
+    torn.index.settle({}, torn.write_receipt(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
     torn.deliver(1)
     # Where a log lost its end, receipts speak of the requests that were there before.
     torn.ask(0)
     lost = Receipt(now_ms(), delivered={f"{torn.target}/0": [(2, 902)]}, cut=[2])
-    torn.take_in()
-    torn.index.settle({}, torn.tell(lost) + 1)
+    torn.run_intake()
+    torn.index.settle({}, torn.write_receipt(lost) + 1)
     torn.deliver(2)
-    # Of what the journals do not keep nothing can be said: an outcome, an entry, a removal.
+    # What the journals no longer contain cannot be checked: an outcome, an entry, a removal.
     for _ in range(4):
         cut.ask(0)
-    cut.take_in()
+    cut.run_intake()
     cut.deliver(0)
     cut.cut(requests=3)
     for _ in range(2):
         untold.ask(0)
-    untold.take_in()
+    untold.run_intake()
     untold.deliver(0)
     untold.cut(receipts=1)
 
@@ -319,22 +319,22 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
 
 def lost(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(caller="<b>shop</b>", id="gone")
-    books.take_in()
+    books.run_intake()
     books.forget(offset)
     return {("lost", offset)}
 
 
 def twice_in_its_target(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     books.send(offset)
     return {("duplicated", offset)}
 
 
-def told_twice(books: Books) -> set[tuple[str, int]]:
+def two_outcomes(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     books.settle(Receipt(now_ms(), dead=[offset]))
     return {("duplicated", offset)}
@@ -342,14 +342,14 @@ def told_twice(books: Books) -> set[tuple[str, int]]:
 
 def early(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(3600)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     return {("early", offset)}
 
 
 def late(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset, at_ms=now_ms() + 90_000)
     return {("late", offset)}
 
@@ -357,7 +357,7 @@ def late(books: Books) -> set[tuple[str, int]]:
 def overdue(books: Books) -> set[tuple[str, int]]:
     asked = {"topic": books.target, "message": "hello", "countdown": 0}
     offset = books.write(json.dumps(asked), at_ms=now_ms() - 90_000)
-    books.take_in()
+    books.run_intake()
     return {("late", offset)}
 
 
@@ -365,7 +365,7 @@ def entries_of_ended_requests(books: Books) -> set[tuple[str, int]]:
     delivered, replaced, cancelled = books.ask(0), books.ask(id="a"), books.ask(id="b")
     books.ask(id="a")
     books.cancel("b")
-    books.take_in()
+    books.run_intake()
     books.deliver(delivered)
     for offset in (delivered, replaced, cancelled):
         books.leave(offset)
@@ -384,29 +384,29 @@ def payload_without_entry(books: Books) -> set[tuple[str, int]]:
 
 def entry_without_payload(books: Books) -> set[tuple[str, int]]:
     offset = books.ask()
-    books.take_in()
+    books.run_intake()
     books.client.delete(books.keys.message(member(offset)))
     return {("no-payload", offset)}
 
 
 def receipts_of_no_request(books: Books) -> set[tuple[str, int]]:
     cancel = books.cancel("b")
-    books.take_in()
+    books.run_intake()
     books.settle(Receipt(now_ms(), dead=[cancel, 900]))
     return {("no-request", cancel), ("no-request", 900)}
 
 
-def told_to_be_elsewhere(books: Books) -> set[tuple[str, int]]:
+def outcome_at_a_wrong_place(books: Books) -> set[tuple[str, int]]:
     fine, misplaced = books.ask(0), books.ask(0)
-    books.take_in()
+    books.run_intake()
     [(taken, [(_, there)])] = books.deliver(fine).items()
     books.settle(Receipt(now_ms(), delivered={taken: [(misplaced, there)]}))
     return {("not-there", misplaced)}
 
 
-def in_its_target_untold(books: Books) -> set[tuple[str, int]]:
+def in_its_target_without_outcome(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.send(offset)
     return {("unaccounted", offset)}
 
@@ -419,7 +419,7 @@ def positions_ahead(books: Books) -> set[tuple[str, int]]:
 
 def positions_behind(books: Books) -> set[tuple[str, int]]:
     unread = books.ask()
-    untold = books.tell(Receipt(now_ms(), dead=[0]))
+    untold = books.write_receipt(Receipt(now_ms(), dead=[0]))
     return {("positions-behind", unread), ("positions-behind", untold)}
 
 
@@ -429,9 +429,9 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 
 
 FAULTS: list[Fault] = [
-    lost, twice_in_its_target, told_twice, early, late, overdue, entries_of_ended_requests,
+    lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    told_to_be_elsewhere, in_its_target_untold, positions_ahead, positions_behind, empty_redis,
+    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind, empty_redis,
 ]  # fmt: skip
 """Each puts one thing wrong into books that are right, and says what an audit should find."""
 
@@ -459,34 +459,41 @@ def test_each_planted_fault_is_found_and_nothing_else(
         "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
         "orphan-payload": 1, "unaccounted": 1,
     }  # fmt: skip
-    [gone] = said(verdict, lost)
+    [gone] = exceptions_of(verdict, lost)
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
     assert "&lt;b&gt;shop" in page(verdict)
     assert "<b>shop" not in page(verdict)
-    assert "targets contain it 2 times" in said(verdict, twice_in_its_target)[0].detail
+    assert "targets contain it 2 times" in exceptions_of(verdict, twice_in_its_target)[0].detail
     assert re.fullmatch(
-        r"2 outcomes; first delivered at \S+/\d@\d, last dead", said(verdict, told_twice)[0].detail
+        r"2 outcomes; first delivered at \S+/\d@\d, last dead",
+        exceptions_of(verdict, two_outcomes)[0].detail,
     )
-    assert re.fullmatch(r"delivered 9\d{4} ms after it was due", said(verdict, late)[0].detail)
-    assert re.fullmatch(r"still pending \d+ ms after it was due", said(verdict, overdue)[0].detail)
-    assert [one.detail for one in said(verdict, entries_of_ended_requests)] == [
+    assert re.fullmatch(
+        r"delivered 9\d{4} ms after it was due", exceptions_of(verdict, late)[0].detail
+    )
+    assert re.fullmatch(
+        r"still pending \d+ ms after it was due", exceptions_of(verdict, overdue)[0].detail
+    )
+    assert [one.detail for one in exceptions_of(verdict, entries_of_ended_requests)] == [
         "in the index, but delivered", "in the index, but replaced by 5",
         "in the index, but cancelled by 6",
     ]  # fmt: skip
     assert {
-        one.detail for name in (positions_ahead, positions_behind) for one in said(verdict, name)
+        one.detail
+        for name in (positions_ahead, positions_behind)
+        for one in exceptions_of(verdict, name)
     } == {
         "the position requests is 4, but the journal ends at 2",
         "the position receipts is 7, but the journal ends at 1",
         "the position requests stays 2, although 1 records wait",
         "the position receipts stays 1, although 1 outcomes wait",
     }
-    assert {one.detail for one in said(verdict, empty_redis)} == {
+    assert {one.detail for one in exceptions_of(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
     }  # fmt: skip
 
 
-def said(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
+def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     partition = FAULTS.index(fault)
     return sorted(
         (one for one in verdict.exceptions if one.partition == partition),
@@ -504,7 +511,7 @@ def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
     books.deliver_now()
     books.deliver_now()
     gone, _ = books.ask(), books.ask(id="a")  # 2, 3
-    books.take_in()
+    books.run_intake()
     extend(shelf.spark, shelf.settings, access, path)
     books.cut(requests=4, receipts=2)
     books.forget(gone)
@@ -537,7 +544,7 @@ def test_an_audit_that_cannot_run_reports_the_cause_in_one_line(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
-    books.tell_of_the_future()
+    books.write_receipt_of_a_later_version()
 
     def problem(*typed: str) -> str:
         answer = type_audit(*typed)

@@ -133,7 +133,7 @@ class Driver:
         """Name these shards in every lease from now on."""
         self.lease = {"0": [99, []], str(GROUP): [number, [list(shard) for shard in shards]]}
 
-    def heard(self) -> Told | None:
+    def next_report(self) -> Told | None:
         """The next report that has arrived."""
         note = self.reports.next(0.05)
         return note[1] if note is not None else None
@@ -143,7 +143,7 @@ class Driver:
         wanted = [list(shard) for shard in shards]
 
         def is_open() -> Told | None:
-            report = self.heard()
+            report = self.next_report()
             return report if report is not None and report["open"] == wanted else None
 
         return until(f"{wanted} are open", is_open, ANSWER_S)
@@ -156,7 +156,7 @@ class Driver:
         finally:
             journal.close()
 
-    def take_in(self, shard: Shard, *in_s: float) -> list[int]:
+    def run_intake(self, shard: Shard, *in_s: float) -> list[int]:
         """Requests that are in Kafka and then in the index, as intake would do it; their due times."""
         index = ShardIndex(shard, pool(self.world.redis.url), grace_s=3600)
         try:
@@ -249,7 +249,7 @@ def test_a_task_opens_its_shards_delivers_and_returns_its_metrics(driver: Driver
     assert 0 <= opened["at_ms"] - opened["opened_ms"] < 2000
 
     for shard in mine:
-        driver.take_in(shard, 0, 0)
+        driver.run_intake(shard, 0, 0)
         driver.bus.send("soon", [*shard, 0])
     bodies = sorted(message.value() or b"" for message in driver.wait_received(4))
     assert [body[:2] for body in bodies] == [b"0-", b"0-", b"1-", b"1-"]
@@ -274,11 +274,11 @@ def test_reports_contain_the_metrics_of_the_shards(driver: Driver) -> None:
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    driver.take_in(shard, 3600, 3600, 3600)
+    driver.run_intake(shard, 3600, 3600, 3600)
     driver.bus.send("soon", [*shard, 0])
 
     def pending() -> bool:
-        report = driver.heard()
+        report = driver.next_report()
         gauges = Report(*report["metrics"]).gauges if report is not None else ()
         return ["pending", [str(shard)], 3] in list(map(list, gauges))
 
@@ -290,7 +290,7 @@ def test_a_message_that_intake_announces_does_not_wait_for_the_poll(driver: Driv
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    [due_ms] = driver.take_in(shard, 0.4)
+    [due_ms] = driver.run_intake(shard, 0.4)
     driver.bus.send("soon", [*shard, due_ms])
     driver.bus.send("soon", [*driver.shards[2], due_ms])  # which is another task's
 
@@ -310,7 +310,7 @@ def test_a_request_that_is_not_announced_is_found_by_the_poll(polling: Driver) -
     polling.grant(shard)
     polling.start(shard)
     polling.wait_open(shard)
-    polling.take_in(shard, 0)
+    polling.run_intake(shard, 0)
     polling.wait_received(1)
 
 
@@ -342,7 +342,7 @@ def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
     driver.grant()
     report = driver.wait_open()
     assert report["owned"] == []
-    driver.take_in(two, 0)
+    driver.run_intake(two, 0)
     driver.grant(two)
     driver.wait_received(1)
 
@@ -354,9 +354,9 @@ def test_a_released_shard_is_not_dispatched(driver: Driver) -> None:
     driver.wait_open(shard)
     driver.grant()
     driver.wait_open()
-    driver.take_in(shard, 0)
+    driver.run_intake(shard, 0)
     driver.bus.send("soon", [*shard, 0])
-    until("another report", driver.heard, ANSWER_S)
+    until("another report", driver.next_report, ANSWER_S)
     assert driver.received() == []
 
     driver.grant(shard)
@@ -391,7 +391,7 @@ def test_a_lease_of_another_window_or_application_changes_nothing(
     driver.bus.send(lease_of("another"), {})
     driver.bus.send(lease_of(driver.run + "0"), {})
     for _ in range(5):
-        report = until("a report", driver.heard, ANSWER_S)
+        report = until("a report", driver.next_report, ANSWER_S)
         assert report["open"] == report["owned"] == [list(shard)]
     assert task.is_alive()
 
@@ -407,7 +407,7 @@ def test_a_window_shorter_than_the_trim_interval_writes_all_its_marks(
         driver.start(*shards, length_s=20.0)
         driver.wait_open(*shards)
         for shard in shards:
-            driver.take_in(shard, 0.0)
+            driver.run_intake(shard, 0.0)
             driver.bus.send("soon", [*shard, 0])
         driver.wait_received(2)
 
@@ -456,7 +456,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
     receipts = driver.receipts(shard)
     driver.start(shard)
     for _ in range(2):
-        report = until("a report", driver.heard, ANSWER_S)
+        report = until("a report", driver.next_report, ANSWER_S)
         assert (report["owned"], report["open"], report["opened_ms"]) == ([list(shard)], [], None)
     assert driver.receipts(shard) == receipts
 
@@ -477,7 +477,7 @@ def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
 
     writer = ShardWriter(shard, driver.access, exactly_once=True)
     writer.open()
-    driver.take_in(shard, 0.6)  # due when the last lease is old
+    driver.run_intake(shard, 0.6)  # due when the last lease is old
     driver.bus.send("soon", [*shard, 0])
     driver.wait_open()
     writer.begin()
@@ -503,9 +503,9 @@ def test_a_task_outlives_an_outage_of_redis(fragile: Driver, own_redis: Embedded
     fragile.grant(shard)
     task = fragile.start(shard)
     fragile.wait_open(shard)
-    fragile.take_in(shard, 0.8)
+    fragile.run_intake(shard, 0.8)
     own_redis.kill()
-    assert fragile.heard() is None
+    assert fragile.next_report() is None
     own_redis.start()
     fragile.wait_received(1)
     fragile.wait_open(shard)

@@ -130,7 +130,7 @@ class Books:
             self.topic, value, b"\x00k", partition, timestamp=at_ms, headers=headers
         )
 
-    def tell(self, receipt: Receipt, partition: int = 0) -> None:
+    def write_receipt(self, receipt: Receipt, partition: int = 0) -> None:
         key = str(Shard(self.topic, partition))
         self._producer.produce(self.receipts_topic, encode(receipt), key, partition)
         self.flush()
@@ -256,7 +256,7 @@ def shelf(
         books = Books(world, spark).create()
         for day in range(3):
             books.ask(4, at_ms=NOON_MS + day * DAY_MS)
-        books.tell(Receipt(NOON_MS, delivered={"orders/1": [(0, 10), (1, 11)]}))
+        books.write_receipt(Receipt(NOON_MS, delivered={"orders/1": [(0, 10), (1, 11)]}))
         books.extend(folder / "ledger")
         yield books, folder / "ledger"
 
@@ -283,9 +283,9 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     write_with_header(books.servers, books.topic, b"\xff\xfe", b"odd")
     books.in_transaction(2, is_committed=False)
     first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
-    books.tell(replace(first, letters={"dead/0": [(7, 3)]}))
-    books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
-    books.tell(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
+    books.write_receipt(replace(first, letters={"dead/0": [(7, 3)]}))
+    books.write_receipt(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
+    books.write_receipt(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
     done = books.extend(path, UpkeepLimits(step=16))
 
@@ -307,7 +307,7 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     books.add_partition(3)
     books.ask(2)
     books.ask(3, partition=2)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}), partition=2)
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}), partition=2)
 
     third = books.extend(path)
 
@@ -336,14 +336,14 @@ def test_the_ledger_with_kafka_covers_records_that_kafka_removed(
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(6)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
     books.extend(path)
     asked, told = books.requests_in_kafka(), books.outcomes_in_kafka()
     books.cut(books.topic, 0, 6)
     books.cut(books.receipts_topic, 0, 2)
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[2]))
+    books.write_receipt(Receipt(NOON_MS, dead=[2]))
 
     both = JournalTables(books.spark, books.settings, books.access, books.open(path))
 
@@ -380,7 +380,7 @@ def test_files_of_a_killed_run_are_never_read_and_removed_by_a_later_run(
 
 def test_one_of_two_concurrent_runs_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
     books.ask(20)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
 
     def run(_: int) -> str:
         try:
@@ -427,7 +427,7 @@ def test_many_small_files_are_compacted_with_the_same_rows(books: Books, tmp_pat
         message = f"m{number}" if day else os.urandom(2000).hex()
         books.write(body(message), at_ms=NOON_MS + day * DAY_MS)
     books.flush()
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
     many = books.extend(path, UpkeepLimits(step=4, compact_from_files=1000))
     reader = books.open(path)
     of_first_day = [file for file in many.manifest.of("requests") if file.day == "2026-01-01"]
@@ -458,11 +458,11 @@ def test_offsets_removed_before_they_were_read_need_accept_gap(
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     before = books.extend(path)
     books.ask(5)
     for _ in range(3):
-        books.tell(Receipt(NOON_MS, dead=[1]))
+        books.write_receipt(Receipt(NOON_MS, dead=[1]))
     books.cut(books.topic, 0, 6)
     books.cut(books.receipts_topic, 0, 2)
 
@@ -496,7 +496,7 @@ def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     before = books.extend(path).manifest
 
     def error() -> str:
@@ -510,7 +510,7 @@ def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
 
     books.create()
     books.ask(2)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     assert (
         f"{books.topic}/0: the ledger holds offsets up to 2, but in Kafka it ends at 1: it was "
         "truncated, or deleted and created again. One ledger cannot hold both: start a new one at "
@@ -688,7 +688,7 @@ def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: P
     cut_off = 0
     for number in range(KILLS):
         books.ask(50, partition=number % 2)
-        books.tell(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
+        books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
         before = len(list(path.glob("*/*")))
         process = ledger_process(books, path)
         try:

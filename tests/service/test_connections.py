@@ -84,7 +84,7 @@ def is_closed(connection: socket.socket) -> bool:
     return False
 
 
-def taken(connection: socket.socket, wanted: float = math.inf) -> int:
+def bytes_received(connection: socket.socket, wanted: float = math.inf) -> int:
     """How many bytes come, until there are so many or the server ends the connection."""
     connection.settimeout(10)
     count = 0
@@ -95,7 +95,7 @@ def taken(connection: socket.socket, wanted: float = math.inf) -> int:
 
 
 def answered(connection: socket.socket, asked: bytes = HEAD) -> bool:
-    """Whether what is asked for is answered; the whole answer is taken."""
+    """Whether a request is answered; the whole answer is read."""
     connection.sendall(asked)
     answer = connection.recv(4096)
     while answer and not answer.endswith(b"}"):
@@ -179,8 +179,8 @@ def test_an_answer_that_is_read_slowly_is_sent_completely(
         count = 0
         for _ in range(15):
             time.sleep(0.1)
-            count += taken(slow, 1 << 20)
-        assert count + taken(slow, LARGE - count) >= LARGE
+            count += bytes_received(slow, 1 << 20)
+        assert count + bytes_received(slow, LARGE - count) >= LARGE
 
 
 def test_the_rest_of_an_ignored_body_is_awaited_briefly(
@@ -207,7 +207,7 @@ def test_an_answer_that_is_not_read_is_abandoned(
         deaf.connect((HOST, server.port))
         deaf.sendall(HEAD.replace(b"livez", b"large"))
         time.sleep(1)
-        assert taken(deaf) < LARGE
+        assert bytes_received(deaf) < LARGE
 
 
 def test_the_longest_waiting_connection_is_closed_for_a_new_one(
@@ -275,7 +275,7 @@ def test_unread_answers_are_limited_in_bytes(
             assert one.recv(1) == b"H"  # its answer has begun, and the server has the rest
             open_.append(one)
         assert is_live(server.port)
-        assert [taken(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
+        assert [bytes_received(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -294,7 +294,7 @@ def test_pipelined_requests_are_answered_one_at_a_time() -> None:
             assert one.recv(1) == b"H"  # the first answer has begun, and the server has the rest
             assert is_live(server.port)
             assert len(made) == 1
-            assert taken(one, 3 * LARGE) >= 3 * LARGE
+            assert bytes_received(one, 3 * LARGE) >= 3 * LARGE
     finally:
         server.stop()
 
@@ -322,10 +322,10 @@ def test_an_answer_that_is_read_too_slowly_is_abandoned(
             time.sleep(0.1)
             with suppress(ConnectionError):
                 count += len(slow.recv(4096))
-        assert count + taken(slow) < LARGE
+        assert count + bytes_received(slow) < LARGE
 
 
-def tell_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_log_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been logged in the last minute."""
     for limit in logging.getLogger("uvicorn.error").filters:
         assert isinstance(limit, connections.LogLimit)
@@ -346,11 +346,11 @@ def test_no_client_can_fill_the_log_with_tracebacks(
                 assert stranger.recv(4096).startswith(b"HTTP/1.1 500 ")
                 until("it is closed", partial(is_closed, stranger), 5)
 
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     fail()
     [first] = logged(caplog)
     assert first.exc_info is not None
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     fail()
     _, second = logged(caplog)
     assert second.message == "Exception in ASGI application (4 more were not logged)"
@@ -359,7 +359,7 @@ def test_no_client_can_fill_the_log_with_tracebacks(
 def test_invalid_http_is_logged_once(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     for _ in range(20):
         with connect(server.port) as stranger:
             stranger.sendall(b"\x16\x03\x01\r\n\r\n")

@@ -173,7 +173,7 @@ EVICTION = finding("eviction", policy="allkeys-lru").text
 
 @pytest.mark.proof
 def test_operator_commands_work_behind_sentinels(world: World, sentinels: SentinelServers) -> None:
-    environment = look_at(world, sentinels.url)
+    environment = run_operator_commands(world, sentinels.url)
     assert refused_in(environment, sentinels.primary) == [EVICTION]
 
 
@@ -181,12 +181,12 @@ def test_operator_commands_work_on_every_node_of_a_cluster(
     world: World, cluster: ClusterServers
 ) -> None:
     cluster.spread(shard_keys(world))
-    environment = look_at(world, cluster.url)
+    environment = run_operator_commands(world, cluster.url)
     evicting = cluster.nodes[1]
     assert refused_in(environment, evicting) == [f"127.0.0.1:{evicting.port}: {EVICTION}"]
 
 
-def look_at(world: World, url: str) -> Mapping[str, str]:
+def run_operator_commands(world: World, url: str) -> Mapping[str, str]:
     """Let a service hold eight requests, and ask for one of them."""
     environment = world.environment(redis_url=url)
     world.start_service(redis_url=url).wait_ready()

@@ -47,7 +47,7 @@ def written(world: World) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def watched(world: World) -> Iterator[list[int]]:
+def memory_sampled(world: World) -> Iterator[list[int]]:
     """By how many bytes Redis has grown, again and again."""
     client = redis.Redis.from_url(world.redis.url)
     is_over, grown = threading.Event(), list[int]()
@@ -90,7 +90,7 @@ def test_large_invalid_requests_neither_fill_redis_nor_delay_others(world: World
     p99_ms(world)  # warm
     calm = p99_ms(world)
     seen = list[int]()
-    with watched(world) as used, written(world) as is_done:
+    with memory_sampled(world) as used, written(world) as is_done:
         while not is_done.is_set() or not seen:
             seen.append(p99_ms(world))
         until("dead letters", lambda: service.metric("blackbox_dead_total") >= REFUSED, 600)

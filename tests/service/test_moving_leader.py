@@ -40,8 +40,8 @@ def world(leader: MovingLeader, stack: EmbeddedStack, tmp_path: Path) -> Iterato
 def test_a_request_that_a_broker_refused_once_keeps_its_order(
     world: World, leader: MovingLeader
 ) -> None:
-    with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as asker:
-        asked = [asker.write(LARGE.encode(), partition=0) for _ in range(3)]
+    with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as writer:
+        asked = [writer.write(LARGE.encode(), partition=0) for _ in range(3)]
         assert [one.place[1] for one in asked] == [0, 1, 2]
     assert world.requests in leader.refused
 

@@ -48,7 +48,7 @@ def admin(world: World) -> AdminClient:
     return AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
 
 
-def create_again(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
+def recreate(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
     delete(world, topic)
     until("its service misses it", lambda: service.get("/readyz")[0] == 503)
     make(world, topic, partitions)
@@ -137,7 +137,7 @@ def test_the_shards_of_a_recreated_topic_stay_closed_until_a_rebind(
     until("they are taken in", lambda: pending(world, client) == 100)
     before, world.asked = world.asked, {}
 
-    create_again(world, world.requests, world.partitions, service)
+    recreate(world, world.requests, world.partitions, service)
     world.ask(300, within_s=1)
     told = why_not_open(service)
 
@@ -196,7 +196,7 @@ def test_requests_of_a_recreated_topic_do_not_get_outcomes_of_old_ones(
     service = world.start_service().wait_ready()
     world.ask(4, within_s=0, partition=0)
     until("they are delivered", lambda: len(bodies(world)) == 4)
-    create_again(world, world.requests, world.partitions, service)
+    recreate(world, world.requests, world.partitions, service)
     world.ask(4, from_s=3000, within_s=3600, partition=0)
     why_not_open(service)
 
@@ -670,7 +670,7 @@ def test_a_rebind_writes_overwritten_requests_again(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
-    ask_anew(world)
+    write_more_requests(world)
     why_not_open(service, "is not the one that was read there")
 
     assert f"{CUT} written again" in rebind(world, "deliver")
@@ -680,7 +680,7 @@ def test_a_rebind_writes_overwritten_requests_again(cut_world: World) -> None:
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
-def ask_anew(world: World) -> None:
+def write_more_requests(world: World) -> None:
     """So much that each journal is longer than it ever was."""
     world._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for partition in range(world.partitions):
@@ -694,7 +694,7 @@ def test_a_log_shortened_and_written_under_a_running_service_is_not_read_on(
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
-    ask_anew(world)
+    write_more_requests(world)
 
     why_not_open(service, "is not the one that was read there")
 
@@ -744,7 +744,7 @@ def test_an_interrupted_rebind_is_completed_by_a_second_one(
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
     interrupt(monkeypatch, world, MOMENTS[moment])
-    ask_anew(world)
+    write_more_requests(world)
 
     why_not_open(service, f"blackbox rebind {world.requests} --pending deliver")
     done = rebind(world, "deliver")
@@ -766,7 +766,7 @@ def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
         world.ask(35, from_s=3000, within_s=3600, partition=partition)
         world.ask(5, from_s=3600, within_s=3600, partition=partition)
     until("they are taken in", lambda: pending(world, client) == len(world.asked))
-    create_again(world, world.requests, world.partitions, service)
+    recreate(world, world.requests, world.partitions, service)
     why_not_open(service)
     interrupt(monkeypatch, world, (ShardWriter, "commit", 2))
     with monkeypatch.context() as patched:
@@ -781,7 +781,7 @@ def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
-def ask_under_ids(world: World, client: Any, key: Callable[[int], str]) -> None:
+def write_requests_with_ids(world: World, client: Any, key: Callable[[int], str]) -> None:
     for n in range(40):
         asked = {"topic": world.targets[0], "message": "m", "id": f"i{n}", "countdown": 3600}
         world.send_raw(json.dumps(asked), key=key(n).encode())
@@ -805,8 +805,8 @@ def test_requests_written_again_are_in_the_partitions_of_their_cancels(
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
     service = world.start_service().wait_ready()
     customer = "customer-{}".format
-    ask_under_ids(world, client, lambda n: customer(n % 5))
-    create_again(world, world.requests, world.partitions, service)
+    write_requests_with_ids(world, client, lambda n: customer(n % 5))
+    recreate(world, world.requests, world.partitions, service)
     why_not_open(service)
 
     rebind(world, "deliver")
@@ -828,10 +828,10 @@ def test_with_another_partition_count_requests_are_in_the_partitions_of_their_id
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
     service = world.start_service().wait_ready()
-    ask_under_ids(world, client, "i{}".format)
+    write_requests_with_ids(world, client, "i{}".format)
     world.ask(40, from_s=3000, within_s=3600)
     until("they are taken in", lambda: pending(world, client) == 80)
-    create_again(world, world.requests, count, service)
+    recreate(world, world.requests, count, service)
     why_not_open(service)
     world.partitions = max(world.partitions, count)
 

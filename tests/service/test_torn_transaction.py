@@ -27,7 +27,7 @@ def test_outcomes_of_a_receipt_whose_messages_were_aborted_are_void(world: World
     world.create(NewTopic(receipts, world.partitions))
     world.ask(2 * TORN, within_s=0, partition=0)
     torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world, world.targets[0])})
-    tell(world, torn)
+    write_receipt(world, torn)
 
     service = world.start_service().wait_ready()
 
@@ -53,7 +53,7 @@ def test_requests_whose_messages_a_transaction_hides_are_in_doubt_until_it_ends(
     ours = transaction(world, "ours")
     places = delivered(ours, world)
     ours.commit_transaction(10)
-    tell(world, Receipt(1, delivered={f"{hidden}/0": places}))
+    write_receipt(world, Receipt(1, delivered={f"{hidden}/0": places}))
     world.targets = others
     world.ask(TORN, within_s=0, partition=0)
 
@@ -93,7 +93,9 @@ def test_a_message_in_a_partition_without_leader_is_in_doubt(
         places = {topic: aborted(world, topic)[:1] for topic in world.targets}
         [(_, there)] = places[near]
         brokers.second.stop()
-        tell(world, Receipt(1, delivered={f"{away}/0": places[away], f"{near}/0": [(1, there)]}))
+        write_receipt(
+            world, Receipt(1, delivered={f"{away}/0": places[away], f"{near}/0": [(1, there)]})
+        )
 
         service = world.start_service().wait_ready()
         until("the other comes", lambda: service.metric("blackbox_delivered_total") == 1)
@@ -134,7 +136,7 @@ def delivered(producer: Producer, world: World) -> list[tuple[int, int]]:
     return places
 
 
-def tell(world: World, receipt: Receipt) -> None:
+def write_receipt(world: World, receipt: Receipt) -> None:
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     at = receipts_topic(world.requests)
     producer.produce(at, encode(receipt), f"{world.requests}-0", 0)

@@ -51,7 +51,7 @@ class Life:
         return median(last) / median(first) - 1
 
 
-class Watch:
+class Monitor:
     """Looks at processes now and then; `pids` tells which run just now, by role.
 
     What goes wrong in a look is raised when the watch ends.
@@ -65,8 +65,8 @@ class Watch:
         self._over = Event()
         self._thread = ThreadPoolExecutor(1)
 
-    def __enter__(self) -> Watch:
-        self._looking = self._thread.submit(self._look)
+    def __enter__(self) -> Monitor:
+        self._looking = self._thread.submit(self._sample_all)
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Watch:
     def lives(self) -> list[Life]:
         return [life for life in self._lives.values() if life.samples]
 
-    def _look(self) -> None:
+    def _sample_all(self) -> None:
         while not self._over.wait(self._every_s):
             for role, pid in self._pids().items():
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 from blackbox.embedded import EmbeddedError
 from blackbox.journal.topics import receipts_topic
 from tests.soak.faults import Stage, story
-from tests.soak.monitor import Watch
+from tests.soak.monitor import Monitor
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
 from tests.world import World, until
@@ -59,7 +59,7 @@ def run(
         first, per_s = traffic.sent, int(capacity * share)
         began_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         faults: list[Fault] = []
-        with Watch(lambda: _pids(stage)) as watch:
+        with Monitor(lambda: _pids(stage)) as monitor:
             with traffic.flowing(per_s):
                 for number, (name, fault) in enumerate(story()):
                     at_s = (number + 0.5) * every_s
@@ -86,7 +86,7 @@ def run(
         delivered_ms=traffic.delivered_ms[first : traffic.sent],
         times=traffic.times[first : traffic.sent],
         partitions=traffic.partitions[first : traffic.sent],
-        lives=watch.lives(),
+        lives=monitor.lives(),
     )
 
 

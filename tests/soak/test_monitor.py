@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from tests.soak.monitor import Watch
+from tests.soak.monitor import Monitor
 from tests.world import until
 
 OFTEN_S = 0.01
@@ -16,7 +16,7 @@ OFTEN_S = 0.01
 def test_a_restarted_process_is_sampled_again() -> None:
     here = {"service": os.getpid()}
     stages = deque([here, {}, {"service": 2**22 + 1}, here])
-    with Watch(lambda: stages.popleft() if len(stages) > 1 else here, OFTEN_S) as watch:
+    with Monitor(lambda: stages.popleft() if len(stages) > 1 else here, OFTEN_S) as watch:
         until("looked at twice", lambda: any(len(life.samples) > 1 for life in watch.lives()))
     (life,) = watch.lives()
     assert (life.role, life.pid) == ("service", os.getpid())
@@ -30,5 +30,5 @@ def test_an_error_while_sampling_is_raised_at_the_end() -> None:
         looks.append(True)
         raise RuntimeError("no such stage")
 
-    with pytest.raises(RuntimeError, match="no such stage"), Watch(lost, OFTEN_S):
+    with pytest.raises(RuntimeError, match="no such stage"), Monitor(lost, OFTEN_S):
         until("looked", lambda: looks)

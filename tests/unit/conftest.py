@@ -72,7 +72,7 @@ def targets() -> FakeTargets:
 
 
 @pytest.fixture
-def asked(journal: FakeJournal) -> Written:
+def write_records(journal: FakeJournal) -> Written:
     """Write these requests to the journal; None is a gap."""
 
     def write(
@@ -117,5 +117,5 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> M
 
 
 @pytest.fixture
-def recovery(make: Make, asked: Written) -> Recovery:
+def recovery(make: Make, write_records: Written) -> Recovery:
     return make()

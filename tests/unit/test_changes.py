@@ -58,7 +58,7 @@ ASKED, REPLACED, AGAIN, CANCEL = 7, 20, 21, 22
 
 
 @dataclass
-class Town:
+class FakeLookup:
     """A registry of one shard, whose intake has read all that was written."""
 
     states: dict[int, State]
@@ -91,15 +91,15 @@ def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cance
     """Cancels a pending request by its id, while all this happens to it."""
 
     def cancelled(states: dict[int, State], *, at: int = CANCEL, **more: Any) -> Cancelled:
-        town = Town({ASKED: "pending"}, **more)
+        lookup = FakeLookup({ASKED: "pending"}, **more)
 
         def written(*_: Any) -> int:
-            town.states |= states
-            town.end = at + 1
+            lookup.states |= states
+            lookup.end = at + 1
             return at
 
         monkeypatch.setattr(module, "READ_WITHIN_S", 0.2)
-        monkeypatch.setattr(admin, "_lookup", lambda: town)
+        monkeypatch.setattr(admin, "_lookup", lambda: lookup)
         monkeypatch.setattr(admin, "_places", lambda text: [(SHARD, ASKED)])
         monkeypatch.setattr(Changes, "_write_cancel", written)
         return admin.cancel(request_id(SHARD, ASKED))

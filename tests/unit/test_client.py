@@ -107,9 +107,9 @@ SOON = timedelta(seconds=1)
 
 
 @pytest.fixture
-def asker() -> Iterator[RequestWriter]:
-    with RequestWriter("in-process", caller="billing", kafka_settings=MOCK) as asker:
-        yield asker
+def writer() -> Iterator[RequestWriter]:
+    with RequestWriter("in-process", caller="billing", kafka_settings=MOCK) as writer:
+        yield writer
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_the_async_client_returns_ids_in_order() -> None:
     assert [locate(one, ["TB"]) for one in ids] == [(shard, last - n) for n in range(210, 0, -1)]
 
 
-def test_a_flush_settles_every_pending_write(asker: RequestWriter) -> None:
-    asked = [asker.write(request_value("orders", n, countdown_s=1)) for n in range(100)]
-    asker.flush()
+def test_a_flush_settles_every_pending_write(writer: RequestWriter) -> None:
+    asked = [writer.write(request_value("orders", n, countdown_s=1)) for n in range(100)]
+    writer.flush()
     assert all(one.is_settled for one in asked)
     assert len({one.id for one in asked}) == 100
 
@@ -200,12 +200,12 @@ AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 
 
 def test_a_request_that_kafka_rejects_raises_an_error() -> None:
-    asker = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
-    asked = asker.write(request_value("orders", "hi", countdown_s=1))
+    writer = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
+    asked = writer.write(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
     with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
-        asker.flush()
+        writer.flush()
 
 
 def test_an_earlier_rejected_request_does_not_fail_a_later_one(

@@ -164,13 +164,13 @@ def test_a_request_cancelled_after_it_was_read_is_not_delivered(
     other = index if here else ShardIndex(SHARD, connections, grace_s=3600)
     unavailable = targets.unavailable
 
-    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+    def cancelled_in_between(topics: Iterable[str]) -> Mapping[str, Refusal]:
         other.load()
         store(other, 2, 3, {2: Cancel("a")})
         monkeypatch.setattr(targets, "unavailable", unavailable)
         return unavailable(topics)
 
-    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+    monkeypatch.setattr(targets, "unavailable", cancelled_in_between)
 
     dispatch.tick(NOW_MS)
 
@@ -1068,12 +1068,12 @@ def test_a_batch_whose_requests_are_all_cancelled_is_never_in_flight(
     pend(to(caller_id="a"))
     unavailable = targets.unavailable
 
-    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+    def cancelled_in_between(topics: Iterable[str]) -> Mapping[str, Refusal]:
         store(index, 1, 2, {1: Cancel("a")})
         monkeypatch.setattr(targets, "unavailable", unavailable)
         return unavailable(topics)
 
-    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+    monkeypatch.setattr(targets, "unavailable", cancelled_in_between)
     dispatch.tick(NOW_MS)
 
     assert writer.calls == []

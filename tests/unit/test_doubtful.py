@@ -59,7 +59,7 @@ class Owners:
             has_room=has_room,
         ).open()  # fmt: skip
 
-    def take_in(self) -> None:
+    def run_intake(self) -> None:
         first = self.index.positions.requests
         for batch in self.journal.requests(first, self.journal.request_bounds().end):
             self._intake.apply(batch, NOW_MS)
@@ -77,9 +77,11 @@ def opened(connections: redis.ConnectionPool, journal: FakeJournal, targets: Fak
 
 
 @pytest.fixture
-def torn(opened: Open, journal: FakeJournal, targets: FakeTargets, asked: Written) -> Owners:
+def torn(
+    opened: Open, journal: FakeJournal, targets: FakeTargets, write_records: Written
+) -> Owners:
     """The last receipt says that request 0 was delivered; its message was aborted, and its target is away now."""
-    asked(request("a"))
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     targets.refusals = {"orders": AWAY}
@@ -91,7 +93,7 @@ def torn(opened: Open, journal: FakeJournal, targets: FakeTargets, asked: Writte
     return owners
 
 
-def again(owners: Owners, client: Any, is_redis_lost: bool) -> None:
+def reopen(owners: Owners, client: Any, is_redis_lost: bool) -> None:
     if is_redis_lost:
         client.flushall()
     owners.take_over()
@@ -106,57 +108,62 @@ def test_an_outcome_declared_void_stays_void_when_its_offset_is_gone(
     torn: Owners, journal: FakeJournal, client: Any, is_redis_lost: bool
 ) -> None:
     journal.absent = set()  # as of a place below the start of the target
-    again(torn, client, is_redis_lost)
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == [0]
 
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
 def test_a_cancel_or_replacement_after_the_check_holds_after_a_rollback(
-    torn: Owners, asked: Written, client: Any, is_redis_lost: bool, ends: Any, left: list[int]
+    torn: Owners,
+    write_records: Written,
+    client: Any,
+    is_redis_lost: bool,
+    ends: Any,
+    left: list[int],
 ) -> None:
-    asked(ends)
-    torn.take_in()
+    write_records(ends)
+    torn.run_intake()
     assert held(client).offsets() == left
-    again(torn, client, is_redis_lost)
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == left
 
 
 @either
 def test_a_delivered_replacement_by_id_stays_the_only_delivery(
-    torn: Owners, asked: Written, client: Any, is_redis_lost: bool
+    torn: Owners, write_records: Written, client: Any, is_redis_lost: bool
 ) -> None:
-    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
-    torn.take_in()
+    write_records(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    torn.run_intake()
     torn.targets.refusals = {}
     assert torn.sent() == [1]
-    again(torn, client, is_redis_lost)
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == [1]
 
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
 def test_a_cancel_of_a_doubtful_request_counts_if_it_was_not_delivered(
-    opened: Open, journal: FakeJournal, asked: Written, client: Any, is_redis_lost: bool,
+    opened: Open, journal: FakeJournal, write_records: Written, client: Any, is_redis_lost: bool,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
-    asked(request("a"))
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     owners = opened()
     owners.dispatch.tick(NOW_MS)
-    asked(ends)
-    owners.take_in()
-    again(owners, client, is_redis_lost)
+    write_records(ends)
+    owners.run_intake()
+    reopen(owners, client, is_redis_lost)
     journal.unreadable, journal.absent = set(), {0}
     assert owners.sent() == left
     assert held(client).due == []
 
 
 @pytest.fixture
-def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
+def hidden(opened: Open, journal: FakeJournal, write_records: Written) -> Owners:
     """Request 0 is in doubt, and was not delivered."""
-    asked(request("a"))
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     owners = opened()
@@ -166,10 +173,10 @@ def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
 
 
 def test_a_replacement_by_id_of_a_doubtful_request_is_too_late(
-    hidden: Owners, journal: FakeJournal, asked: Written
+    hidden: Owners, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
-    hidden.take_in()
+    write_records(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    hidden.run_intake()
     journal.unreadable = journal.absent = set()  # it was delivered
     assert hidden.sent() == []
     [letter] = [one for one in hidden.writer.committed if one.topic == "dead-letters"]
@@ -208,16 +215,16 @@ def killed(*_: object) -> None:
     [(Cancel("a"), []), (Cancel(None, request_id(SHARD, 0)), []), (request("a"), [1])],
 )
 def test_a_cancel_of_a_doubtful_request_counts_although_redis_has_no_room(
-    hidden: Owners, journal: FakeJournal, asked: Written, monkeypatch: pytest.MonkeyPatch,
+    hidden: Owners, journal: FakeJournal, write_records: Written, monkeypatch: pytest.MonkeyPatch,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
-    asked(ends)
+    write_records(ends)
     with monkeypatch.context() as patched:
         patched.setattr("tests.unit.test_doubtful.has_room", lambda: False)
         hidden.take_over()
     journal.unreadable = set()
     hidden.sent()
-    hidden.take_in()
+    hidden.run_intake()
     assert hidden.sent() == left
 
 
@@ -237,9 +244,9 @@ def test_a_receipt_names_messages_of_one_incarnation_of_a_topic() -> None:
 
 
 def test_a_rebind_of_a_shortened_log_keeps_doubtful_requests(
-    opened: Open, journal: FakeJournal, asked: Written, connections: redis.ConnectionPool
+    opened: Open, journal: FakeJournal, write_records: Written, connections: redis.ConnectionPool
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {0, 1}
     owners = opened()
@@ -254,9 +261,9 @@ def test_a_rebind_of_a_shortened_log_keeps_doubtful_requests(
 
 
 def test_a_doubtful_dead_letter_keeps_its_detail(
-    opened: Open, journal: FakeJournal, asked: Written
+    opened: Open, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))
+    write_records(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))
     journal.append(Receipt(1, invalid=[0], letters={"dead-letters/0": [(0, 7)]}))
     journal.unreadable = {0}
     owners = opened()

@@ -196,7 +196,7 @@ def schedule_cancel(offset: int) -> Record:
     return Record(offset, 1000, f"{offset:0200}".encode(), None, [])
 
 
-def looked_for(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
+def superseded_in(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
     """Which schedules with the ids of these records are overtaken. They were written before the backlog."""
     ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
     some.read_backlog(position, ended)
@@ -209,7 +209,7 @@ def test_a_backlog_of_long_ids_takes_little_memory() -> None:
     some = FollowUps(SHARD, CONTRACT, Backlog(length), "history")
     tracemalloc.start()
     try:
-        assert looked_for(some, length, 0, length - 1, length) == [0, length - 1]
+        assert superseded_in(some, length, 0, length - 1, length) == [0, length - 1]
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -224,12 +224,12 @@ def test_superseding_records_are_found_beyond_the_memory_limit(
     backlog = Backlog(length)
     some = FollowUps(SHARD, CONTRACT, backlog, "history")
 
-    assert looked_for(some, length, 700, 8000, length) == [700, 8000]
-    assert looked_for(some, length, 8000, length) == [8000]
-    assert looked_for(some, length, 700, 8001) == [700, 8001]
+    assert superseded_in(some, length, 700, 8000, length) == [700, 8000]
+    assert superseded_in(some, length, 8000, length) == [8000]
+    assert superseded_in(some, length, 700, 8001) == [700, 8001]
     assert backlog.reads == [(0, 10_000), (2000, 10_000)]
 
     # Intake goes on: what it has read makes room for more.
-    assert looked_for(some, length, 700, 2500, position=1000) == [2500]
-    assert looked_for(some, length, 1000, 9999, position=1000) == [1000, 9999]
+    assert superseded_in(some, length, 700, 2500, position=1000) == [2500]
+    assert superseded_in(some, length, 1000, 9999, position=1000) == [1000, 9999]
     assert backlog.reads[2:] == [(2000, 10_000), (3000, 10_000)]

@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 
 @dataclass
-class Town:
+class Scenario:
     """A shard's journals, written one record after the other, a second apart."""
 
     journal: FakeJournal = field(default_factory=FakeJournal)
@@ -62,117 +62,117 @@ class Town:
 
 
 def test_the_lookup_of_a_delivered_request_reads_no_later_requests() -> None:
-    town = Town()
-    offset = town.ask(0, id="a")
-    town.ask(60, id="a")
-    town.deliver(offset)
-    assert town.status(offset).place == Place("orders", 0, 7)
-    assert not [call for call in town.journal.calls if call.startswith("requests")]
+    scenario = Scenario()
+    offset = scenario.ask(0, id="a")
+    scenario.ask(60, id="a")
+    scenario.deliver(offset)
+    assert scenario.status(offset).place == Place("orders", 0, 7)
+    assert not [call for call in scenario.journal.calls if call.startswith("requests")]
 
 
 def test_receipts_from_before_a_request_was_written_are_not_read() -> None:
-    town = Town()
+    scenario = Scenario()
     for hours in range(5, 0, -1):
-        town.deliver(1000 + hours, BEGAN_MS - hours * HOUR_MS)
-    offset = town.ask(3600)
-    town.deliver(1000, BEGAN_MS - CLOCKS_APART_MS // 2)
-    assert town.status(offset).state == "pending"
-    assert [call for call in town.journal.calls if call.startswith("receipts")] == [
+        scenario.deliver(1000 + hours, BEGAN_MS - hours * HOUR_MS)
+    offset = scenario.ask(3600)
+    scenario.deliver(1000, BEGAN_MS - CLOCKS_APART_MS // 2)
+    assert scenario.status(offset).state == "pending"
+    assert [call for call in scenario.journal.calls if call.startswith("receipts")] == [
         "receipts 10 to 12"
     ]
 
 
 def test_a_request_is_pending_if_a_later_receipt_voids_its_outcome() -> None:
-    town = Town()
-    offset = town.ask(0)
-    town.deliver(offset)
-    town.journal.append(Receipt(BEGAN_MS, void=[offset], barrier=True))
-    assert town.status(offset).state == "pending"
-    town.deliver(offset, BEGAN_MS + HOUR_MS)
-    assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
+    scenario = Scenario()
+    offset = scenario.ask(0)
+    scenario.deliver(offset)
+    scenario.journal.append(Receipt(BEGAN_MS, void=[offset], barrier=True))
+    assert scenario.status(offset).state == "pending"
+    scenario.deliver(offset, BEGAN_MS + HOUR_MS)
+    assert scenario.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
 def test_a_receipt_after_the_due_time_voids_an_outcome_before_it() -> None:
-    town = Town()
-    offset = town.ask(60)
-    town.journal.append(Receipt(BEGAN_MS, dead=[offset]))
-    assert town.status(offset).state == "dead"
-    town.journal.append(Receipt(BEGAN_MS + HOUR_MS, void=[offset], barrier=True))
-    assert town.status(offset).state == "pending"
+    scenario = Scenario()
+    offset = scenario.ask(60)
+    scenario.journal.append(Receipt(BEGAN_MS, dead=[offset]))
+    assert scenario.status(offset).state == "dead"
+    scenario.journal.append(Receipt(BEGAN_MS + HOUR_MS, void=[offset], barrier=True))
+    assert scenario.status(offset).state == "pending"
 
 
 def test_a_receipt_of_a_rebind_names_the_earlier_request_at_that_offset() -> None:
-    town = Town()
-    offset = town.ask(60)
+    scenario = Scenario()
+    offset = scenario.ask(60)
     asked_again = {"TB/0": [(offset, offset)]}
-    town.journal.append(Receipt(BEGAN_MS, delivered=asked_again, cut=[offset]))
-    assert town.status(offset).state == "pending"
-    town.deliver(offset, BEGAN_MS + HOUR_MS)
-    assert town.status(offset).at_ms == BEGAN_MS + HOUR_MS
+    scenario.journal.append(Receipt(BEGAN_MS, delivered=asked_again, cut=[offset]))
+    assert scenario.status(offset).state == "pending"
+    scenario.deliver(offset, BEGAN_MS + HOUR_MS)
+    assert scenario.status(offset).at_ms == BEGAN_MS + HOUR_MS
 
 
 def test_reading_ends_once_an_outcome_can_no_longer_be_void() -> None:
-    town = Town()
-    offset = town.ask(0)
-    town.deliver(offset)
+    scenario = Scenario()
+    offset = scenario.ask(0)
+    scenario.deliver(offset)
     for _ in range(DOUBTFUL):
-        town.deliver(1000)
-    town.journal.receipt_records.append(b"not to be read")
-    assert town.status(offset).state == "delivered"
+        scenario.deliver(1000)
+    scenario.journal.receipt_records.append(b"not to be read")
+    assert scenario.status(offset).state == "delivered"
 
 
 def test_the_next_time_of_a_recurring_request_does_not_replace_it() -> None:
-    town = Town()
-    offset = town.ask(0, id="daily")
-    town.ask(60, id="daily", headers=_marked(offset))
-    assert town.status(offset).state == "pending", "its receipt is about to be visible"
-    town.deliver(offset)
-    assert town.status(offset).state == "delivered"
+    scenario = Scenario()
+    offset = scenario.ask(0, id="daily")
+    scenario.ask(60, id="daily", headers=_marked(offset))
+    assert scenario.status(offset).state == "pending", "its receipt is about to be visible"
+    scenario.deliver(offset)
+    assert scenario.status(offset).state == "delivered"
 
 
 def test_the_next_time_of_another_request_replaces_this_one() -> None:
-    town = Town()
-    offset = town.ask(0, id="daily")
-    town.ask(60, id="daily", headers=_marked(offset + 7))
-    assert town.status(offset).state == "ended"
+    scenario = Scenario()
+    offset = scenario.ask(0, id="daily")
+    scenario.ask(60, id="daily", headers=_marked(offset + 7))
+    assert scenario.status(offset).state == "ended"
 
 
 def test_a_request_that_was_replaced_by_id_has_ended() -> None:
-    town = Town()
-    offset, other = town.ask(60), town.ask(60)
-    town.ask(90, headers=_replaces(offset))
-    assert (town.status(offset).state, town.status(other).state) == ("ended", "pending")
+    scenario = Scenario()
+    offset, other = scenario.ask(60), scenario.ask(60)
+    scenario.ask(90, headers=_replaces(offset))
+    assert (scenario.status(offset).state, scenario.status(other).state) == ("ended", "pending")
 
 
 def test_a_late_replacement_replaces_nothing_with_its_caller_id() -> None:
-    town = Town()
-    delivered, offset = town.ask(0), town.ask(60, id="a")
-    town.deliver(delivered)
-    late = town.ask(90, id="a", headers=_replaces(delivered))
-    town.journal.append(Receipt(BEGAN_MS, invalid=[late]))
-    assert (town.status(offset).state, town.status(late).state) == ("pending", "invalid")
+    scenario = Scenario()
+    delivered, offset = scenario.ask(0), scenario.ask(60, id="a")
+    scenario.deliver(delivered)
+    late = scenario.ask(90, id="a", headers=_replaces(delivered))
+    scenario.journal.append(Receipt(BEGAN_MS, invalid=[late]))
+    assert (scenario.status(offset).state, scenario.status(late).state) == ("pending", "invalid")
 
 
 def test_a_replacement_also_ends_the_request_with_its_caller_id() -> None:
-    town = Town()
-    other, offset = town.ask(60), town.ask(60, id="a")
-    town.ask(90, id="a", headers=_replaces(other))
-    assert [town.status(one).state for one in (other, offset)] == ["ended", "ended"]
+    scenario = Scenario()
+    other, offset = scenario.ask(60), scenario.ask(60, id="a")
+    scenario.ask(90, id="a", headers=_replaces(other))
+    assert [scenario.status(one).state for one in (other, offset)] == ["ended", "ended"]
 
 
 def test_the_replacement_of_an_ended_request_is_found() -> None:
-    town = Town()
-    by_id, by_name, cancelled, carried = (town.ask(3600, id=id) for id in ("a", "b", "c", "d"))
-    there = town.carry(carried)
-    since = len(town.journal.request_records)
-    moved = town.ask(60, headers=[(REPLACES, request_id(SHARD, by_id).encode())])
-    again = town.ask(60, id="b")
-    refused = town.ask(60, id="c")
-    town.journal.append(Receipt(BEGAN_MS, invalid=[refused]))
+    scenario = Scenario()
+    by_id, by_name, cancelled, carried = (scenario.ask(3600, id=id) for id in ("a", "b", "c", "d"))
+    there = scenario.carry(carried)
+    since = len(scenario.journal.request_records)
+    moved = scenario.ask(60, headers=[(REPLACES, request_id(SHARD, by_id).encode())])
+    again = scenario.ask(60, id="b")
+    refused = scenario.ask(60, id="c")
+    scenario.journal.append(Receipt(BEGAN_MS, invalid=[refused]))
     for offset in (by_id, by_name, cancelled):
-        town.cancel(offset)
-    last = town.ask(60, id="d")
-    lookup = town.lookup()
+        scenario.cancel(offset)
+    last = scenario.ask(60, id="d")
+    lookup = scenario.lookup()
     found = [
         lookup.replaced_by(lookup.own_record(one), since) for one in (by_id, by_name, cancelled)
     ]
@@ -182,58 +182,58 @@ def test_the_replacement_of_an_ended_request_is_found() -> None:
 
 
 def test_a_cold_request_is_followed_through_all_its_records() -> None:
-    town = Town()
-    offset = town.ask(3600, id="far")
-    renewed = town.carry(offset, is_cold=True)
-    assert town.status(offset).state == "pending"
-    near = town.carry(renewed)
-    assert (town.status(offset).state, town.status(offset).carried) == (
+    scenario = Scenario()
+    offset = scenario.ask(3600, id="far")
+    renewed = scenario.carry(offset, is_cold=True)
+    assert scenario.status(offset).state == "pending"
+    near = scenario.carry(renewed)
+    assert (scenario.status(offset).state, scenario.status(offset).carried) == (
         "pending",
         SHARD.source(near),
     )
-    town.deliver(near, BEGAN_MS + HOUR_MS)
-    status = town.status(offset)
+    scenario.deliver(near, BEGAN_MS + HOUR_MS)
+    status = scenario.status(offset)
     assert (status.id, status.source) == (request_id(SHARD, offset), SHARD.source(offset))
     assert (status.state, status.carried) == ("delivered", SHARD.source(near))
 
 
 def test_a_request_without_its_record_is_found_by_its_carried_record() -> None:
-    town = Town()
-    offset, ended = town.ask(3600), town.ask(3600)
-    renewed = town.carry(offset, is_cold=True)
-    near = town.carry(renewed)
-    town.journal.first_request = renewed
-    town.journal.request_records[:renewed] = [None] * renewed
-    status = town.status(offset)
+    scenario = Scenario()
+    offset, ended = scenario.ask(3600), scenario.ask(3600)
+    renewed = scenario.carry(offset, is_cold=True)
+    near = scenario.carry(renewed)
+    scenario.journal.first_request = renewed
+    scenario.journal.request_records[:renewed] = [None] * renewed
+    status = scenario.status(offset)
     assert (status.state, status.carried) == ("pending", SHARD.source(near))
     assert (status.id, status.target) == (request_id(SHARD, offset), "orders")
-    assert town.status(ended).state == "unknown"
+    assert scenario.status(ended).state == "unknown"
     with pytest.raises(LimitReached):
-        town.lookup(ReadLimit(records=0)).status(ended)
+        scenario.lookup(ReadLimit(records=0)).status(ended)
 
 
 def test_a_carried_record_does_not_restore_a_cancelled_request() -> None:
-    town = Town()
-    offset = town.ask(3600)
-    town.cancel(offset)
-    town.carry(offset)
-    assert town.status(offset).state == "ended"
+    scenario = Scenario()
+    offset = scenario.ask(3600)
+    scenario.cancel(offset)
+    scenario.carry(offset)
+    assert scenario.status(offset).state == "ended"
 
 
 def test_a_cancel_by_the_first_id_ends_a_carried_request() -> None:
-    town = Town()
-    offset = town.ask(3600)
-    near = town.carry(offset)
-    assert town.status(offset).state == "pending"
-    town.cancel(offset)
-    assert (town.status(offset).state, town.status(near).state) == ("ended", "ended")
+    scenario = Scenario()
+    offset = scenario.ask(3600)
+    near = scenario.carry(offset)
+    assert scenario.status(offset).state == "pending"
+    scenario.cancel(offset)
+    assert (scenario.status(offset).state, scenario.status(near).state) == ("ended", "ended")
 
 
 def test_a_cancel_does_not_end_a_future_dead_letter() -> None:
-    town = Town()
-    offset = town.write(b"no request")
-    town.cancel(offset)
-    assert town.status(offset).state == "pending"
+    scenario = Scenario()
+    offset = scenario.write(b"no request")
+    scenario.cancel(offset)
+    assert scenario.status(offset).state == "pending"
 
 
 def _marked(offset: int) -> Headers:
@@ -248,57 +248,57 @@ def _replaces(offset: int) -> Headers:
 
 
 def test_a_lookup_ends_at_its_limit_of_records_or_of_time() -> None:
-    town = Town()
-    offset = town.ask(3600)
+    scenario = Scenario()
+    offset = scenario.ask(3600)
     for _ in range(10):
-        town.deliver(1000)
-    asked = town.lookup().own_record(offset)
+        scenario.deliver(1000)
+    asked = scenario.lookup().own_record(offset)
     with pytest.raises(LimitReached):
-        town.lookup(ReadLimit(records=5)).outcome(asked)
+        scenario.lookup(ReadLimit(records=5)).outcome(asked)
     ticks = iter(range(100))
     with pytest.raises(LimitReached):
-        town.lookup(ReadLimit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
-    assert town.lookup(ReadLimit(records=10)).outcome(asked) is None
+        scenario.lookup(ReadLimit(seconds=5, clock=lambda: next(ticks))).outcome(asked)
+    assert scenario.lookup(ReadLimit(records=10)).outcome(asked) is None
 
 
 def test_without_its_record_an_outcome_is_found_by_the_read_offsets_of_receipts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blackbox.core.journal_search.NEAR", 50)
-    town = Town()
+    scenario = Scenario()
     for number in range(1000):
-        town.journal.append(
+        scenario.journal.append(
             Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
         )
-    town.journal.first_request = 1000
+    scenario.journal.first_request = 1000
     limit = ReadLimit(records=100)
-    lookup = town.lookup(limit)
+    lookup = scenario.lookup(limit)
     outcome = lookup.outcome(lookup.own_record(700))
     assert outcome is not None
     assert outcome.state == "delivered"
 
 
 def test_a_barrier_with_a_lower_read_offset_hides_no_outcome() -> None:
-    town = Town()
+    scenario = Scenario()
     for number in range(100):
-        town.journal.append(
+        scenario.journal.append(
             Receipt(BEGAN_MS, delivered={"orders/0": [(number, 7)]}, read=number + 1)
         )
-        town.journal.append(Receipt(BEGAN_MS, barrier=True, read=1))
-    town.journal.first_request = 1000
-    lookup = town.lookup()
+        scenario.journal.append(Receipt(BEGAN_MS, barrier=True, read=1))
+    scenario.journal.first_request = 1000
+    lookup = scenario.lookup()
     assert [lookup.outcome(lookup.own_record(number)) is not None for number in range(100)] == [
         True
     ] * 100
 
 
 def test_a_carried_record_is_searched_near_the_time_of_its_promotion() -> None:
-    town = Town()
-    offset = town.ask(2 * 3600)
+    scenario = Scenario()
+    offset = scenario.ask(2 * 3600)
     for _ in range(2 * 3600):
-        town.journal.request_records.append(None)
-    near = town.carry(offset)
-    lookup = town.lookup(ReadLimit(records=10))
-    town.journal.calls.clear()
+        scenario.journal.request_records.append(None)
+    near = scenario.carry(offset)
+    lookup = scenario.lookup(ReadLimit(records=10))
+    scenario.journal.calls.clear()
     assert lookup.carried_nearby(lookup.own_record(offset), CLOCKS_APART_MS) == near
-    assert town.journal.calls == [f"requests {near} to {near + 1}"]
+    assert scenario.journal.calls == [f"requests {near} to {near + 1}"]

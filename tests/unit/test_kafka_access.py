@@ -59,15 +59,15 @@ def test_a_connected_client_does_not_count_as_lost() -> None:
             "stats_cb": told.append,
         }
     )
-    sight = ConnectionMonitor(0)
-    sight('{"brokers": {}}')
+    monitor = ConnectionMonitor(0)
+    monitor('{"brokers": {}}')
     deadline = time.monotonic() + 10
-    while sight.is_lost and time.monotonic() < deadline:
+    while monitor.is_lost and time.monotonic() < deadline:
         consumer.poll(0.01)
         for statistics in told:
-            sight(statistics)
+            monitor(statistics)
     consumer.close()
-    assert not sight.is_lost
+    assert not monitor.is_lost
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_connected_client_does_not_count_as_lost() -> None:
     ],
 )
 def test_a_client_without_a_connection_is_lost_after_a_while(left: str) -> None:
-    sight = ConnectionMonitor(3)
-    sight(f'{{"brokers": {left}}}')
-    assert not sight.is_lost
-    sight(f'{{"brokers": {left}}}')
-    assert sight.is_lost
-    sight('{"brokers": {"b:1/1": {"source": "learned", "state": "UP"}}}')
-    assert not sight.is_lost
+    monitor = ConnectionMonitor(3)
+    monitor(f'{{"brokers": {left}}}')
+    assert not monitor.is_lost
+    monitor(f'{{"brokers": {left}}}')
+    assert monitor.is_lost
+    monitor('{"brokers": {"b:1/1": {"source": "learned", "state": "UP"}}}')
+    assert not monitor.is_lost

@@ -118,7 +118,7 @@ def test_a_mark_keeps_a_limited_number_of_pairs_with_the_first_and_the_last() ->
     assert tuple(mark.pairs[-1]) == (10 * PAIRS - 1, 10 * (10 * PAIRS - 1))
 
 
-class Walked:
+class FinishedWalk:
     """A walk that is over at once."""
 
     positions = Positions(3, 0)
@@ -134,7 +134,7 @@ class Walked:
     def close(self) -> None: ...
 
 
-class Part:
+class FakeVerbs:
     """Index, writer, recovery and dispatch in one. Commits wait until they may fail."""
 
     positions = Positions(3, 0)
@@ -147,8 +147,8 @@ class Part:
     def open(self) -> Recovered:
         return Recovered(0, 0, 0)
 
-    def walk(self) -> Walked:
-        return Walked()
+    def walk(self) -> FinishedWalk:
+        return FinishedWalk()
 
     def tick(self, now_ms: int) -> Dispatched:
         return Dispatched()
@@ -167,28 +167,30 @@ class Part:
 
 
 @pytest.fixture
-def part() -> Part:
-    return Part()
+def verbs() -> FakeVerbs:
+    return FakeVerbs()
 
 
 @pytest.fixture
-def owner(part: Part) -> Iterator[ShardOwner]:
-    every = cast(Any, part)
+def owner(verbs: FakeVerbs) -> Iterator[ShardOwner]:
+    every = cast(Any, verbs)
     low_water = LowWater(SHARD, every, every, lambda: 0)
-    hold = ShardSession(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
+    session = ShardSession(
+        every, every, every, every, low_water, ShardClock(Clock()), every, (every,)
+    )
     owner = ShardOwner(
-        SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
+        SHARD, lambda _: session, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
         opened=lambda *_: None, closed=lambda _: None, ended=lambda _: None,
     )  # fmt: skip
     owner.start()
     until("it is open", lambda: owner.is_open)
     yield owner
-    part.may_fail.set()
+    verbs.may_fail.set()
     owner.stop()
     assert owner.join(ANSWER_S)
 
 
-class Shards:
+class RecordingOwner:
     """Owners that note who is looked after first, and for how long."""
 
     def __init__(self, name: int, firsts: list[int]) -> None:
@@ -205,7 +207,7 @@ class Shards:
 def test_the_caretaker_starts_with_a_different_shard_each_time() -> None:
     access = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
     firsts: list[int] = []
-    owners = cast(Any, [Shards(name, firsts) for name in range(4)])
+    owners = cast(Any, [RecordingOwner(name, firsts) for name in range(4)])
     for _ in range(100):
         if set(firsts) == set(range(4)):
             break
@@ -219,7 +221,7 @@ def test_the_caretaker_starts_with_a_different_shard_each_time() -> None:
 def test_an_abandoned_walk_raises_an_error(
     owner: ShardOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Walked, "slice", lambda _: True)
+    monkeypatch.setattr(FinishedWalk, "slice", lambda _: True)
     stopping = Event()
     stopping.set()
 
@@ -227,8 +229,8 @@ def test_an_abandoned_walk_raises_an_error(
         owner.find_low_water(0, stopping)
 
 
-def test_no_walk_starts_while_a_request_is_in_doubt(owner: ShardOwner, part: Part) -> None:
-    part.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
+def test_no_walk_starts_while_a_request_is_in_doubt(owner: ShardOwner, verbs: FakeVerbs) -> None:
+    verbs.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
 
     with pytest.raises(
         RecoveryRequired, match="cannot read yet whether some requests were delivered"
@@ -236,10 +238,12 @@ def test_no_walk_starts_while_a_request_is_in_doubt(owner: ShardOwner, part: Par
         owner.find_low_water(0, Event())
 
 
-def test_a_mark_that_kafka_did_not_accept_is_not_reported(owner: ShardOwner, part: Part) -> None:
-    part.may_fail.set()
+def test_a_mark_that_kafka_did_not_accept_is_not_reported(
+    owner: ShardOwner, verbs: FakeVerbs
+) -> None:
+    verbs.may_fail.set()
 
     with pytest.raises(RecoveryRequired, match="another owner"):
         owner.find_low_water(0, Event())
 
-    assert part.commits.get(timeout=ANSWER_S) == "commit"
+    assert verbs.commits.get(timeout=ANSWER_S) == "commit"

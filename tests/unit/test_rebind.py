@@ -110,10 +110,10 @@ class Run(_TopicRebind):
 
 @pytest.mark.parametrize(("pending", "letters"), [("drop", 0), ("deliver", 1)])
 def test_an_index_older_than_the_first_barrier_of_its_topic_is_rebuilt(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     pending: str, letters: int,
 ) -> None:  # fmt: skip
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     make().open()
     journal.append(delivered(0, 1))
     client.flushall()
@@ -130,10 +130,10 @@ def test_an_index_older_than_the_first_barrier_of_its_topic_is_rebuilt(
 
 @pytest.mark.parametrize(("pending", "left"), [("drop", [2]), ("deliver", [2, 3])])
 def test_requests_that_another_group_delivered_are_not_delivered_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     pending: str, left: list[int],
 ) -> None:  # fmt: skip
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     theirs = Receipt(1, barrier=True, topic_id="old", group="theirs")
     journal.append(theirs)
     journal.append(replace(theirs, topic_id="topic", mark=Mark(0, 2)))
@@ -148,7 +148,7 @@ def test_requests_that_another_group_delivered_are_not_delivered_again(
 
 
 def test_a_rebind_starts_an_index_for_a_new_topic_that_was_never_opened(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     journal.topic_id = "old"
     make().open()
@@ -156,7 +156,7 @@ def test_a_rebind_starts_an_index_for_a_new_topic_that_was_never_opened(
     client.flushall()
     empty_index.load()
     journal.topic_id = "topic"
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
 
     Run(journal).run(empty_index)
@@ -166,9 +166,9 @@ def test_a_rebind_starts_an_index_for_a_new_topic_that_was_never_opened(
 
 
 def test_a_group_opens_a_rebound_shard_although_redis_is_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(delivered(0))
     make().open()
@@ -186,7 +186,7 @@ OTHERS = OURS._replace(receipts_id="others")
 
 
 def test_requests_that_a_killed_owner_delivered_are_not_written_again(
-    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
@@ -200,7 +200,7 @@ def test_requests_that_a_killed_owner_delivered_are_not_written_again(
 
 
 def test_doubtful_requests_are_not_written_again_before_they_are_checked(
-    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
@@ -235,10 +235,10 @@ def test_a_rebind_knows_cancels_and_receipts_of_doubtful_requests(
 
 
 def test_receipts_end_only_the_lost_requests_of_a_shortened_log(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS)
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     journal.append(delivered(0, 2))
     del journal.request_records[1:]
@@ -251,12 +251,12 @@ def test_receipts_end_only_the_lost_requests_of_a_shortened_log(
 
 
 def test_later_records_with_the_same_caller_id_in_a_new_topic_take_precedence(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     before = {n: entry(caller_id=name) for n, name in enumerate(("moved", "cancelled", "left"))}
     store(empty_index, 0, 3, before)
-    asked(request("moved"), Cancel("cancelled"))
+    write_records(request("moved"), Cancel("cancelled"))
 
     done = Run(journal, "deliver").run(empty_index)
     make().open()
@@ -266,11 +266,11 @@ def test_later_records_with_the_same_caller_id_in_a_new_topic_take_precedence(
 
 
 def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 8, {5: entry(), 6: entry(), 0: entry()})
-    asked(
+    write_records(
         request(),
         Cancel(None, request_id(SHARD, 5)),
         Cancel(None, request_id(SHARD, 0)),  # of the new request of that id
@@ -284,7 +284,7 @@ def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
 
 
 def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -308,7 +308,7 @@ def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
 
 
 def test_a_rebind_that_waits_for_another_does_not_change_its_result(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -373,7 +373,7 @@ def keep(client: Any) -> dict[bytes, bytes]:
     return {key: client.dump(key) for key in client.keys("*")}
 
 
-def give_back(client: Any, then: dict[bytes, bytes]) -> None:
+def restore_keys(client: Any, then: dict[bytes, bytes]) -> None:
     client.flushall()
     for key, value in then.items():
         client.restore(key, 0, value)
@@ -390,7 +390,7 @@ def killed(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["kept", "lost"])
 def test_a_rebind_killed_after_its_commit_writes_nothing_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str, moment: str, is_lost: bool,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
@@ -415,7 +415,7 @@ def test_a_rebind_killed_after_its_commit_writes_nothing_twice(
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("topic_id", ["old", "topic"], ids=["created-again", "cut"])
 def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
@@ -438,11 +438,11 @@ def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
 @pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["interrupted", "done"])
 def test_a_redis_rolled_back_before_a_rebind_writes_nothing_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, is_cut: bool, is_done: bool,
 ) -> None:  # fmt: skip
     journal.topic_id = "topic" if is_cut else "old"
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     journal.topic_id = "topic"
     then = keep(client)
@@ -461,11 +461,11 @@ def test_a_redis_rolled_back_before_a_rebind_writes_nothing_twice(
         else:
             Run(journal, "deliver").run(empty_index)
     if is_done:
-        asked(request())
+        write_records(request())
         make().open()
         journal.append(delivered(3))
     written = len(journal.request_records)
-    give_back(client, then)
+    restore_keys(client, then)
     Run(journal, "deliver").run(empty_index)
     make().open()
 
@@ -475,10 +475,10 @@ def test_a_redis_rolled_back_before_a_rebind_writes_nothing_twice(
 
 
 def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
@@ -494,7 +494,7 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
     make().open()
     journal.append(delivered(3))
 
-    give_back(client, within[0])
+    restore_keys(client, within[0])
     Run(journal, "deliver").run(empty_index)
     make().open()
 
@@ -504,10 +504,10 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_old_index_of_a_shortened_log_delivers_nothing_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, is_killed: bool,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     then = keep(client)
     make().open()
@@ -517,7 +517,7 @@ def test_an_old_index_of_a_shortened_log_delivers_nothing_twice(
     make().open()
     journal.append(delivered(3))
 
-    give_back(client, then)
+    restore_keys(client, then)
     client.hset(Keys(SHARD).state, "token", "of an earlier opening")
     if is_killed:
         with monkeypatch.context() as patched:
@@ -532,9 +532,9 @@ def test_an_old_index_of_a_shortened_log_delivers_nothing_twice(
 
 
 def test_a_second_loss_of_records_is_noticed_although_nothing_was_read(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[3:]
     empty_index.load()
@@ -579,9 +579,9 @@ def written_since(journal: FakeJournal) -> None:
 
 
 def test_records_after_lost_ones_are_read_although_the_log_is_shorter(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[2:]
     written_since(journal)
@@ -595,9 +595,9 @@ def test_records_after_lost_ones_are_read_although_the_log_is_shorter(
 
 
 def test_records_after_lost_ones_are_read_although_redis_was_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     journal.append(Receipt(5, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
     del journal.request_records[2:]
@@ -611,7 +611,7 @@ def test_records_after_lost_ones_are_read_although_redis_was_lost(
 
 
 def test_a_frozen_owner_that_wakes_during_a_rebind_hides_no_request(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written, journal: FakeJournal,
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written, journal: FakeJournal,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -634,9 +634,9 @@ def test_a_frozen_owner_that_wakes_during_a_rebind_hides_no_request(
 
 
 def test_lost_requests_free_their_caller_ids_and_quotas(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request(name) for name in ("a", "b", "c")))
+    write_records(*(request(name) for name in ("a", "b", "c")))
     make().open()
     keys = Keys(SHARD)
     client.hset(keys.ids, "cold", member(2))
@@ -713,11 +713,11 @@ def test_an_interrupted_rebind_continues_with_former_partitions(
 
 
 def test_an_interrupted_rebind_to_another_cluster_can_be_undone(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS)
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     make().open()
     journal.append(delivered(1))
     make().open()
@@ -780,14 +780,14 @@ def no_threes(outgoing: Outgoing) -> Any:
 
 
 def test_a_rebind_writes_all_lost_requests_although_kafka_refuses_one(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(leftovers, "AT_ONCE", 3)
     monkeypatch.setattr(
         rebinding, "ShardWriter", lambda *_, **__: AskingWriter(journal, fails=no_threes)
     )
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS)
     order = [3, 5, 1, 0, 4, 2]
     store(empty_index, 0, 6, {offset: entry(LATER_MS + n) for n, offset in enumerate(order)})
@@ -800,9 +800,9 @@ def test_a_rebind_writes_all_lost_requests_although_kafka_refuses_one(
 
 
 def test_an_index_older_than_its_new_receipts_is_rebuilt_from_them(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=LATER_MS), request(due_ms=LATER_MS))
+    write_records(request(due_ms=LATER_MS), request(due_ms=LATER_MS))
     make().open()
     journal.append(delivered(0, read=2))
     client.flushall()
@@ -818,9 +818,9 @@ def test_an_index_older_than_its_new_receipts_is_rebuilt_from_them(
 
 @pytest.mark.parametrize("group", ["blackbox", "others"])
 def test_outcomes_missing_in_new_receipts_are_unknown_although_redis_is_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, group: str
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any, group: str
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 1, {0: entry()})
 
@@ -856,10 +856,10 @@ def test_a_removed_partition_keeps_no_index_and_is_written_again_once(
 
 
 def test_a_rebind_works_in_a_full_redis(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     make().open()
     empty_index.load()
     run, exec_ = Run(journal, ours=OURS._replace(group="others")), ShardIndex._exec
@@ -880,14 +880,14 @@ def test_a_rebind_works_in_a_full_redis(
 
 
 def test_outcomes_of_deleted_receipts_are_unknown_if_redis_is_lost_later(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OTHERS, mark=Mark(2, 7))
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     assert make().open().mark is None
-    asked(request(due_ms=LATER_MS))
+    write_records(request(due_ms=LATER_MS))
     client.flushall()
 
     make().open()
@@ -896,15 +896,15 @@ def test_outcomes_of_deleted_receipts_are_unknown_if_redis_is_lost_later(
 
 
 def test_a_new_mark_leaves_no_outcome_of_deleted_receipts_unknown(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     make().open()
     journal.append(Receipt(1, read=2, mark=Mark(2, len(journal.receipt_records))))
-    asked(request())
+    write_records(request())
     client.flushall()
 
     make().open()
@@ -913,9 +913,9 @@ def test_a_new_mark_leaves_no_outcome_of_deleted_receipts_unknown(
 
 
 def test_a_rebind_to_new_receipts_discards_the_old_mark(
-    empty_index: ShardIndex, journal: FakeJournal, asked: Written
+    empty_index: ShardIndex, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
     empty_index.load()
 
@@ -928,9 +928,9 @@ def test_a_rebind_to_new_receipts_discards_the_old_mark(
 
 
 def test_receipts_of_lost_requests_do_not_end_new_ones_at_their_offsets(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     empty_index.begin(Positions(0, 0), binding=OURS)
     make().open()
     journal.append(delivered(0, 1, 2, 3, 4, read=5))
@@ -939,7 +939,7 @@ def test_receipts_of_lost_requests_do_not_end_new_ones_at_their_offsets(
     del journal.request_records[2:]
 
     Run(journal, "deliver").run(empty_index)
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     make().open()
     journal.append(delivered(3))
     client.flushall()
@@ -949,18 +949,18 @@ def test_receipts_of_lost_requests_do_not_end_new_ones_at_their_offsets(
 
 
 def test_an_old_index_ignores_outcomes_of_lost_requests(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(2)))
+    write_records(*(request() for _ in range(2)))
     make().open()
     then = {key: client.dump(key) for key in client.keys("*")}
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     make().open()
     journal.append(delivered(0, 2, 3, 4, read=5))
     make().open()
     del journal.request_records[2:]
     Run(journal, "deliver").run(empty_index)
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     client.flushall()
     for key, value in then.items():
         client.restore(key, 0, value)
@@ -971,10 +971,10 @@ def test_an_old_index_ignores_outcomes_of_lost_requests(
 
 
 def test_a_frozen_owners_receipt_of_an_old_topic_ends_no_new_request(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(delivered(1))
     empty_index.load()
@@ -997,13 +997,13 @@ def test_a_frozen_owners_receipt_of_an_old_topic_ends_no_new_request(
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["removed", "kept"])
 def test_old_receipts_end_no_request_of_a_new_topic_although_redis_is_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, is_kept: bool
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any, is_kept: bool
 ) -> None:  # fmt: skip
     journal.append(Receipt(1, barrier=True, topic_id="old", group="blackbox"))
     journal.append(delivered(0, 1))
     empty_index.begin(Positions(2, 4), binding=OURS._replace(topic_id="old"))
     empty_index.load()
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     run = Run(journal)
     if is_kept:  # as a topic's settings may ask for it
         run._trimmer.remove_receipts = lambda *_: None
@@ -1020,10 +1020,10 @@ def test_old_receipts_end_no_request_of_a_new_topic_although_redis_is_lost(
 @pytest.mark.parametrize("step", ["begin", "commit"])
 @pytest.mark.parametrize("nth", [0, 1], ids=["taking-over", "asking-again"])
 def test_a_rebind_that_a_service_fences_continues(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, nth: int, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 1, {0: entry()})
     real, calls = getattr(AskingWriter, step), iter(range(10))
@@ -1042,9 +1042,9 @@ def test_a_rebind_that_a_service_fences_continues(
 
 
 def test_a_mark_beyond_a_shortened_log_applies_up_to_its_end(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(Receipt(1, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
     client.flushall()
@@ -1052,7 +1052,7 @@ def test_a_mark_beyond_a_shortened_log_applies_up_to_its_end(
 
     Run(journal, "deliver").run(empty_index)
     client.flushall()
-    asked(request())
+    write_records(request())
     make().open()
 
     assert held(client).offsets() == [2]

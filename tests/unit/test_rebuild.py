@@ -60,9 +60,9 @@ def reasons(client: Any) -> dict[int, str | None]:
 
 
 def test_a_rebuild_starts_at_the_low_water_mark(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(7)))
+    write_records(*(request() for _ in range(7)))
     journal.append(delivered(0, 1, 2))
     start = journal.append(delivered(3, 5)) + 1
     journal.append(mark(4, start - 1))
@@ -76,9 +76,9 @@ def test_a_rebuild_starts_at_the_low_water_mark(
 
 
 def test_receipts_below_the_mark_are_not_applied(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(*(request() for _ in range(4)))
+    write_records(*(request() for _ in range(4)))
     for offset in range(3):
         journal.append(delivered(offset))
     journal.append(mark(2, 4))
@@ -87,8 +87,10 @@ def test_receipts_below_the_mark_are_not_applied(
     assert "receipts 4 to 9" in journal.calls
 
 
-def test_the_newest_mark_is_used(recovery: Recovery, asked: Written, journal: FakeJournal) -> None:
-    asked(*(request() for _ in range(5)))
+def test_the_newest_mark_is_used(
+    recovery: Recovery, write_records: Written, journal: FakeJournal
+) -> None:
+    write_records(*(request() for _ in range(5)))
     journal.append(mark(1, 0))
     journal.append(mark(3, 0))
     journal.append(delivered(0))
@@ -99,10 +101,13 @@ def test_the_newest_mark_is_used(recovery: Recovery, asked: Written, journal: Fa
 
 
 def test_a_mark_is_found_however_many_receipts_came_after_it(
-    recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blackbox.core.receipt_history.FIRST_STRETCH", 2)
-    asked(*(request() for _ in range(50)))
+    write_records(*(request() for _ in range(50)))
     journal.append(mark(45, 0))
     for offset in range(45):
         journal.append(delivered(offset))
@@ -114,9 +119,9 @@ def test_a_mark_is_found_however_many_receipts_came_after_it(
 
 @pytest.mark.parametrize("newest", [mark(2, 4), mark(5, 0)], ids=["requests", "receipts"])
 def test_an_unusable_mark_is_replaced_by_an_older_usable_one(
-    recovery: Recovery, asked: Written, journal: FakeJournal, newest: Receipt
+    recovery: Recovery, write_records: Written, journal: FakeJournal, newest: Receipt
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.receipt_records += [None, None]
     journal.append(mark(4, 2))
     journal.append(newest)
@@ -127,10 +132,10 @@ def test_an_unusable_mark_is_replaced_by_an_older_usable_one(
 
 
 def test_a_rebuild_uses_a_mark_whose_requests_were_partly_removed(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(4))
     journal.append(mark(2, 0))
     journal.first_request = 3
@@ -143,9 +148,13 @@ def test_a_rebuild_uses_a_mark_whose_requests_were_partly_removed(
 
 
 def test_an_index_within_the_journals_is_kept_despite_a_mark(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 1, {0: entry()})
     journal.append(mark(1, 0))
@@ -157,9 +166,13 @@ def test_an_index_within_the_journals_is_kept_despite_a_mark(
 
 
 def test_an_index_older_than_the_journals_is_rebuilt_from_the_mark(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
+    write_records(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
     client.zadd(PREFIX + "ignored", {"0" * 16: 0})
@@ -191,10 +204,10 @@ def test_a_kept_index_returns_its_stored_mark(
 
 @pytest.mark.parametrize("older", OLDER)
 def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     older: bytes,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.append(delivered(0))
@@ -209,11 +222,11 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
 
 
 def test_without_a_mark_requests_due_before_the_first_receipt_are_dead_lettered(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(request(due_ms=BEFORE_MS), request("a", BEFORE_MS), request(due_ms=BEFORE_MS + 1))
-    asked(request(due_ms=0))
+    write_records(request(due_ms=BEFORE_MS), request("a", BEFORE_MS), request(due_ms=BEFORE_MS + 1))
+    write_records(request(due_ms=0))
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -233,9 +246,9 @@ def test_without_a_mark_requests_due_before_the_first_receipt_are_dead_lettered(
 
 
 def test_a_recurring_request_of_unknown_outcome_keeps_its_recurrence(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a", BEFORE_MS)._replace(recurs="every 60000"))
+    write_records(request("a", BEFORE_MS)._replace(recurs="every 60000"))
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -248,9 +261,9 @@ def test_a_recurring_request_of_unknown_outcome_keeps_its_recurrence(
 
 
 def test_receipts_from_offset_0_leave_no_outcome_unknown(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=0), request(due_ms=BEFORE_MS))
+    write_records(request(due_ms=0), request(due_ms=BEFORE_MS))
     journal.append(delivered(at_ms=RECEIPT_MS))
 
     recovery.open()
@@ -259,9 +272,9 @@ def test_receipts_from_offset_0_leave_no_outcome_unknown(
 
 
 def test_a_mark_leaves_no_outcome_unknown(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=0), request(due_ms=0))
+    write_records(request(due_ms=0), request(due_ms=0))
     journal.receipt_records += [None, None]
     journal.append(Receipt(RECEIPT_MS, mark=Mark(1, 2)))
     journal.first_receipt = 2
@@ -272,13 +285,13 @@ def test_a_mark_leaves_no_outcome_unknown(
 
 
 def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     later = request(due_ms=BEFORE_MS + 1)
-    asked(later, at_ms=RECEIPT_MS)
-    asked(later, headers=replaces(0), at_ms=BEFORE_MS)
-    asked(later, at_ms=BEFORE_MS + 1)
-    asked(later, headers=replaces(2), at_ms=BEFORE_MS + 1)
+    write_records(later, at_ms=RECEIPT_MS)
+    write_records(later, headers=replaces(0), at_ms=BEFORE_MS)
+    write_records(later, at_ms=BEFORE_MS + 1)
+    write_records(later, headers=replaces(2), at_ms=BEFORE_MS + 1)
     journal.receipt_records += [None, None]
     journal.append(delivered(at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -289,11 +302,11 @@ def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
 
 
 def test_a_kept_index_without_its_receipts_dead_letters_earlier_requests(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     due_ms = [BEFORE_MS, 0, BEFORE_MS + 1, NOW_MS, 0]
-    asked(*(request(due_ms=at_ms) for at_ms in due_ms))
+    write_records(*(request(due_ms=at_ms) for at_ms in due_ms))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 5, {o: Entry(*request(due_ms=at)) for o, at in enumerate(due_ms)})
     before = held(client).due
@@ -329,11 +342,15 @@ def test_many_requests_of_unknown_outcome_are_processed_in_chunks(
 
 
 def test_a_replacement_after_removed_records_replaces_a_pending_request(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(*(request() for _ in range(6)))
-    asked(request(), headers=replaces(1))
-    asked(request(), headers=replaces(1))
+    write_records(*(request() for _ in range(6)))
+    write_records(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(1))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.first_request = 6
@@ -359,10 +376,12 @@ def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
 
 @pytest.mark.parametrize("start", [2, 4, 6])
 def test_an_interrupted_rebuild_continues_to_the_same_result(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, start: int,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)), request("a"), request("a"), Cancel("b"), request())
+    write_records(
+        *(request() for _ in range(5)), request("a"), request("a"), Cancel("b"), request()
+    )
     journal.read_at_once = 2
     journal.append(delivered(2))
     journal.append(delivered(4, 8))
@@ -380,10 +399,10 @@ def test_an_interrupted_rebuild_continues_to_the_same_result(
 
 
 def test_an_interrupted_rebuild_keeps_unknown_outcomes(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
-    asked(*(request(due_ms=BEFORE_MS) for _ in range(4)))
+    write_records(*(request(due_ms=BEFORE_MS) for _ in range(4)))
     journal.read_at_once = 2
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
@@ -397,10 +416,10 @@ def test_an_interrupted_rebuild_keeps_unknown_outcomes(
 
 
 def test_an_interrupted_rebuild_starts_over_if_its_journals_were_trimmed(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(8)))
+    write_records(*(request() for _ in range(8)))
     journal.read_at_once = 2
 
     with pytest.raises(JournalLost):
@@ -414,10 +433,10 @@ def test_an_interrupted_rebuild_starts_over_if_its_journals_were_trimmed(
 
 
 def test_only_the_rebuilding_owner_stores_requests(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
     client: Any,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     refusals: list[str] = []
 
     def apply(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -439,10 +458,10 @@ def test_only_the_rebuilding_owner_stores_requests(
 
 
 def test_an_owner_whose_rebuild_another_continues_stores_nothing(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(4)))
+    write_records(*(request() for _ in range(4)))
     journal.read_at_once = 2
     for index in (empty_index, others_index):
         with pytest.raises(JournalLost):
@@ -456,10 +475,10 @@ def test_an_owner_whose_rebuild_another_continues_stores_nothing(
 
 @pytest.mark.parametrize("key", ["due", "ids", "cold"])
 def test_the_loss_of_a_single_key_causes_a_rebuild(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     caplog: pytest.LogCaptureFixture, key: str,
 ) -> None:  # fmt: skip
-    asked(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
+    write_records(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
     journal.append(delivered(0))
     intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
@@ -482,11 +501,11 @@ def test_the_loss_of_a_single_key_causes_a_rebuild(
 
 
 def test_a_request_delivered_by_its_first_record_is_not_delivered_when_carried(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
-    asked(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
-    asked(request("a"), headers=carries(0))
-    asked(request("b"), headers=carries(1))
+    write_records(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
+    write_records(request("a"), headers=carries(0))
+    write_records(request("b"), headers=carries(1))
     intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
     recovery.open()
@@ -500,10 +519,10 @@ def test_a_request_delivered_by_its_first_record_is_not_delivered_when_carried(
 
 @pytest.mark.parametrize(("read", "is_known"), [(0, True), (3, False)])
 def test_requests_read_before_all_receipts_were_deleted_become_dead_letters(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(request(), request(), request(due_ms=NOW_MS + 2 * CLOCKS_APART_MS))
+    write_records(request(), request(), request(due_ms=NOW_MS + 2 * CLOCKS_APART_MS))
     journal.read_before = read
 
     recovery.open()
@@ -515,10 +534,10 @@ def test_requests_read_before_all_receipts_were_deleted_become_dead_letters(
 
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["killed", "redis lost again"])
 def test_unknown_outcomes_stay_unknown_in_later_rebuilds(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, is_emptied: bool,
 ) -> None:  # fmt: skip
-    asked(*(request(due_ms=1) for _ in range(4)))
+    write_records(*(request(due_ms=1) for _ in range(4)))
     journal.read_at_once, journal.read_before = 2, 4
     with pytest.raises(JournalLost):
         make(apply=dies_at(2, journal, empty_index)).open()
@@ -532,14 +551,14 @@ def test_unknown_outcomes_stay_unknown_in_later_rebuilds(
 
 
 def test_a_shortened_log_with_new_records_keeps_the_shard_closed(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     recovery.open()
     before = held(client)
     recovery.open()
     journal.request_records[1:] = []
-    asked(request(), request(), at_ms=5)
+    write_records(request(), request(), at_ms=5)
     before = held(client)
 
     with pytest.raises(Shortened, match=r"the record at 1 .* blackbox rebind TB --pending deliver"):
@@ -558,9 +577,9 @@ def fills_up(count: int) -> Any:
 
 
 def test_a_shard_opens_in_a_nearly_full_redis_with_requests_left_in_kafka(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(1, 4))
     journal.read_at_once = 2
 
@@ -573,9 +592,9 @@ def test_a_shard_opens_in_a_nearly_full_redis_with_requests_left_in_kafka(
 
 
 def test_removals_are_stored_only_for_requests_not_yet_read(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(0, 1, 2, 3, 5))
     journal.append(delivered(SEGMENT + 7))
     journal.read_at_once = 3
@@ -587,12 +606,12 @@ def test_removals_are_stored_only_for_requests_not_yet_read(
 
 
 def test_a_delivered_request_left_in_kafka_ends_the_one_it_carried(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
-    asked(request(), headers=carries(0))
-    asked(request(), headers=carries(1))
-    asked(request(), headers=carries(2, origin=0))
+    write_records(request(), request())
+    write_records(request(), headers=carries(0))
+    write_records(request(), headers=carries(1))
+    write_records(request(), headers=carries(2, origin=0))
     journal.append(delivered(4))
     journal.read_at_once = 2
 
@@ -603,12 +622,12 @@ def test_a_delivered_request_left_in_kafka_ends_the_one_it_carried(
 
 @pytest.mark.parametrize("ended", [(), (3,)], ids=["still to come", "delivered"])
 def test_a_replacement_left_in_kafka_ends_its_request_at_once(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
+    make: Make, write_records: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
 ) -> None:
-    asked(request("a"), request())
-    asked(request(), headers=replaces(1))
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(0))
+    write_records(request("a"), request())
+    write_records(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(0))
     journal.append(delivered(*ended))
     journal.read_at_once = 2
 
@@ -625,13 +644,18 @@ def test_a_replacement_left_in_kafka_ends_its_request_at_once(
 @pytest.mark.parametrize("is_lost", [True, False], ids=["Redis is lost", "Redis went back"])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "room"])
 def test_a_dead_lettered_replacement_ends_no_pending_request(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, is_full: bool, is_lost: bool
+    make: Make,
+    write_records: Written,
+    journal: FakeJournal,
+    client: Any,
+    is_full: bool,
+    is_lost: bool,
 ) -> None:
-    asked(request("a"))
+    write_records(request("a"))
     if not is_lost:
         make().open()
-    asked(request())
-    asked(request(), headers=replaces(0))
+    write_records(request())
+    write_records(request(), headers=replaces(0))
     journal.append(Receipt(1, invalid=[2]))
     journal.read_at_once = 1
 
@@ -646,10 +670,10 @@ def test_a_dead_lettered_replacement_ends_no_pending_request(
 
 @pytest.mark.parametrize("is_pending", [True, False], ids=["in time", "too late"])
 def test_a_replacement_left_in_kafka_ends_its_caller_ids_request_if_in_time(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, is_pending: bool
+    make: Make, write_records: Written, journal: FakeJournal, client: Any, is_pending: bool
 ) -> None:
-    asked(request(), request("a"))
-    asked(request("a"), headers=replaces(0))
+    write_records(request(), request("a"))
+    write_records(request("a"), headers=replaces(0))
     if not is_pending:
         journal.append(delivered(0))
     journal.read_at_once = 2
@@ -664,13 +688,13 @@ def test_a_replacement_left_in_kafka_ends_its_caller_ids_request_if_in_time(
 
 
 def test_a_request_that_an_unread_cancel_ends_is_not_replaced_by_id(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a"), request("b"))
-    asked(Cancel("a"))
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(1))
-    asked(Cancel("b"))
+    write_records(request("a"), request("b"))
+    write_records(Cancel("a"))
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(1))
+    write_records(Cancel("b"))
     journal.read_at_once = 2
 
     make(has_room=fills_up(1)).open()
@@ -704,10 +728,10 @@ OTHERS = {
 
 @pytest.mark.parametrize(("theirs", "refusal"), OTHERS.values(), ids=OTHERS)
 def test_a_foreign_index_is_not_changed_and_the_error_names_the_remedy(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     theirs: Binding, refusal: str,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=theirs)
     store(empty_index, 0, 1, {0: entry()})
     before = held(client)
@@ -720,9 +744,9 @@ def test_a_foreign_index_is_not_changed_and_the_error_names_the_remedy(
 
 
 def test_receipts_of_a_recreated_topic_end_no_requests_of_the_new_one(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request())
+    write_records(request())
     recovery.open()
     journal.append(delivered(0))
     client.flushall()
@@ -739,9 +763,9 @@ NEW = Receipt(1, barrier=True, topic_id="topic", group="blackbox", mark=Mark(0, 
 
 
 def test_outcomes_before_the_first_barrier_of_a_new_topic_end_nothing(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     for receipt in (OLD, delivered(0, 1, 2), NEW, delivered(1)):
         journal.append(receipt)
 
@@ -758,9 +782,9 @@ OF_AN_OLDER_VERSION = Receipt(1, barrier=True, topic_id="topic")
 
 @pytest.mark.parametrize("newest", [THEIRS, replace(THEIRS, barrier=False, mark=Mark(0, 0))])
 def test_a_shard_that_another_group_opened_last_stays_closed(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, newest: Receipt
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, newest: Receipt
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(newest)
     journal.append(delivered(0))
     before = list(journal.receipt_records)
@@ -773,9 +797,9 @@ def test_a_shard_that_another_group_opened_last_stays_closed(
 
 
 def test_an_index_stays_closed_after_another_group_opened_the_shard(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     recovery.open()
     journal.append(THEIRS)
 
@@ -787,9 +811,9 @@ def test_an_index_stays_closed_after_another_group_opened_the_shard(
 
 @pytest.mark.parametrize("last", [replace(THEIRS, group="blackbox"), OF_AN_OLDER_VERSION])
 def test_the_newest_barrier_or_mark_decides_which_group_owns_the_receipts(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, last: Receipt
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, last: Receipt
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(THEIRS)
     journal.append(delivered(0))
     journal.append(last)
@@ -800,9 +824,9 @@ def test_the_newest_barrier_or_mark_decides_which_group_owns_the_receipts(
 
 
 def test_the_first_of_two_groups_that_open_a_shard_keeps_it(
-    make: Make, asked: Written, journal: FakeJournal
+    make: Make, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.interlopers = [THEIRS]
 
     for _ in range(2):
@@ -813,9 +837,9 @@ def test_the_first_of_two_groups_that_open_a_shard_keeps_it(
 
 
 def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(mark(5, 0))
 
     with pytest.raises(ForeignIndex, match=r"Kafka lost records .* blackbox rebind TB"):
@@ -826,13 +850,13 @@ def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(
 
 
 def test_a_replacement_of_a_request_below_the_mark_counts_unless_ignored(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(1))
+    write_records(request(), request(), request())
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(1))
     journal.append(Receipt(1, ignored=[4], mark=Mark(2, 0), read=5))
-    asked(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(1))
 
     recovery.open()
 
@@ -840,14 +864,18 @@ def test_a_replacement_of_a_request_below_the_mark_counts_unless_ignored(
 
 
 def test_a_carried_record_of_a_request_below_the_mark_counts_unless_ignored(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, empty_index: ShardIndex
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    client: Any,
+    empty_index: ShardIndex,
 ) -> None:
-    asked(request(), request(), request())
-    asked(request("a"), headers=carries(0))
-    asked(request(), headers=carries(1))
+    write_records(request(), request(), request())
+    write_records(request("a"), headers=carries(0))
+    write_records(request(), headers=carries(1))
     journal.append(Receipt(1, ignored=[4]))
     journal.append(Receipt(1, mark=Mark(2, 0), read=5))
-    asked(request(), headers=carries(1))
+    write_records(request(), headers=carries(1))
 
     recovery.open()
 
@@ -856,10 +884,10 @@ def test_a_carried_record_of_a_request_below_the_mark_counts_unless_ignored(
 
 
 def test_without_a_mark_carried_records_of_removed_requests_count(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
-    asked(request(), headers=carries(0))
+    write_records(request(), request(), request())
+    write_records(request(), headers=carries(0))
     journal.first_request = 2
 
     recovery.open()

@@ -46,9 +46,9 @@ def test_an_empty_shard_opens_with_a_barrier(
 
 
 def test_a_lost_index_is_rebuilt_from_both_journals(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
+    write_records(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
     journal.append(delivered(1))
 
     assert counts(recovery.open()) == (1, 0, 0)
@@ -58,9 +58,9 @@ def test_a_lost_index_is_rebuilt_from_both_journals(
 
 
 def test_a_recovery_without_new_records_changes_no_entry(
-    recovery: Recovery, asked: Written, client: Any
+    recovery: Recovery, write_records: Written, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     recovery.open()
     before = held(client)
 
@@ -83,7 +83,7 @@ def test_earlier_owners_are_fenced_before_any_receipt_is_read(
     assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 2")
 
 
-def test_a_former_owner_fences_no_other_owner(make: Make, asked: Written,
+def test_a_former_owner_fences_no_other_owner(make: Make, write_records: Written,
     writer: FakeWriter, journal: FakeJournal) -> None:  # fmt: skip
     def deny() -> None:
         raise Fenced("the shard was given to another owner")
@@ -95,9 +95,9 @@ def test_a_former_owner_fences_no_other_owner(make: Make, asked: Written,
 
 
 def test_a_rebuild_reads_requests_once_and_after_the_receipts(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
 
     recovery.open()
 
@@ -107,9 +107,9 @@ def test_a_rebuild_reads_requests_once_and_after_the_receipts(
 
 
 def test_a_cancel_lost_in_a_rollback_is_applied_again_before_the_shard_opens(
-    recovery: Recovery, asked: Written, empty_index: ShardIndex, client: Any
+    recovery: Recovery, write_records: Written, empty_index: ShardIndex, client: Any
 ) -> None:
-    asked(request("a"), Cancel("a"))
+    write_records(request("a"), Cancel("a"))
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request("a"))})
 
@@ -119,16 +119,16 @@ def test_a_cancel_lost_in_a_rollback_is_applied_again_before_the_shard_opens(
 
 
 def test_a_cancel_written_during_a_long_recovery_applies_before_the_shard_opens(
-    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
+    make: Make, write_records: Written, empty_index: ShardIndex, intake: Intake, client: Any,
     now_s: list[float],
 ) -> None:  # fmt: skip
     def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         if not now_s[0]:
             now_s[0] = 4.0
-            asked(Cancel("unwanted"))
+            write_records(Cancel("unwanted"))
         return intake.apply(batch, NOW_MS, opening)
 
-    asked(request("unwanted"), request())
+    write_records(request("unwanted"), request())
     make(apply=apply_slowly).open()
 
     assert held(client).due == [(NOW_MS, 1)]
@@ -136,15 +136,15 @@ def test_a_cancel_written_during_a_long_recovery_applies_before_the_shard_opens(
 
 
 def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
-    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
+    make: Make, write_records: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
     now_s: list[float],
 ) -> None:  # fmt: skip
     def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         now_s[0] += 4.0
-        asked(request())
+        write_records(request())
         return intake.apply(batch, NOW_MS, opening)
 
-    asked(request())
+    write_records(request())
     make(apply=apply_slowly).open()
 
     assert empty_index.positions.requests == 3
@@ -155,9 +155,9 @@ def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
 
 
 def test_requests_whose_messages_are_missing_stay_pending(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request("a"), request())
+    write_records(request(), request("a"), request())
     journal.append(delivered(0, 1))
     journal.absent = {1}
 
@@ -168,9 +168,9 @@ def test_requests_whose_messages_are_missing_stay_pending(
 
 
 def test_every_later_rebuild_treats_a_torn_receipt_the_same(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0, 1))
     journal.absent = {0}
     recovery.open()
@@ -183,9 +183,9 @@ def test_every_later_rebuild_treats_a_torn_receipt_the_same(
 
 
 def test_only_the_last_receipt_is_checked(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0))
     journal.append(delivered(1))
     journal.absent = {0}
@@ -195,9 +195,9 @@ def test_only_the_last_receipt_is_checked(
 
 
 def test_a_receipt_below_the_position_is_not_checked(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(delivered(0))
     journal.absent = {0}
     empty_index.begin(Positions(0, 2))
@@ -207,9 +207,9 @@ def test_a_receipt_below_the_position_is_not_checked(
 
 
 def test_the_last_receipt_is_found_behind_any_number_of_aborted_ones(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(delivered(0))
     journal.absent = {0}
     journal.receipt_records += [None] * (3 * FIRST_STRETCH)
@@ -219,9 +219,9 @@ def test_the_last_receipt_is_found_behind_any_number_of_aborted_ones(
 
 
 def test_an_unreadable_message_delays_one_request_and_not_the_shard(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request("a"), request())
+    write_records(request(), request("a"), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {1}
 
@@ -233,9 +233,9 @@ def test_an_unreadable_message_delays_one_request_and_not_the_shard(
 
 
 def test_a_doubtful_request_stays_doubtful_if_redis_is_lost(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {1}
     make().open()
@@ -250,9 +250,9 @@ def test_a_doubtful_request_stays_doubtful_if_redis_is_lost(
 
 @pytest.mark.parametrize("ends", [Cancel("a"), request("a")])
 def test_a_cancel_or_replacement_does_not_remove_a_doubtful_request(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, ends: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, ends: Any
 ) -> None:
-    asked(request("a"), ends)
+    write_records(request("a"), ends)
     journal.append(delivered(0))
     journal.unreadable = {0}
 
@@ -265,9 +265,9 @@ def test_a_cancel_or_replacement_does_not_remove_a_doubtful_request(
 
 
 def test_a_receipt_written_during_recovery_is_checked(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     journal.interlopers = [delivered(0, 1)]
     journal.absent = {1}
 
@@ -277,7 +277,7 @@ def test_a_receipt_written_during_recovery_is_checked(
 
 
 def test_owners_that_keep_writing_stop_the_recovery(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
     journal.interlopers = [delivered() for _ in range(ATTEMPTS)]
 
@@ -286,9 +286,9 @@ def test_owners_that_keep_writing_stop_the_recovery(
 
 
 def test_recovery_succeeds_in_its_last_attempt(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(ATTEMPTS)))
+    write_records(*(request() for _ in range(ATTEMPTS)))
     journal.append(delivered(0))
     journal.interlopers = [delivered(n) for n in range(1, ATTEMPTS)]
     journal.absent = set(range(ATTEMPTS))
@@ -298,7 +298,7 @@ def test_recovery_succeeds_in_its_last_attempt(
 
 
 def test_a_position_that_another_owner_advances_is_never_written_back(
-    make: Make, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     recovery = make()
     recovery.open()
@@ -319,10 +319,10 @@ def test_a_position_that_another_owner_advances_is_never_written_back(
 
 @pytest.mark.parametrize("step", ["open", "begin", "commit"])
 def test_a_recovery_that_cannot_be_finished_changes_no_entry(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, client: Any, step: str,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request())})
     journal.append(delivered(0))
@@ -342,10 +342,10 @@ def test_a_recovery_that_cannot_be_finished_changes_no_entry(
 
 @pytest.mark.parametrize("positions", [Positions(3, 0), Positions(0, 3), Positions(9, 9)])
 def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, positions: Positions,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0))
     empty_index.begin(positions)
 
@@ -370,10 +370,10 @@ def test_an_owner_that_finds_a_foreign_index_fences_no_rebind(
 
 
 def test_requests_that_retention_removed_are_named_in_the_barrier(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(10)))
+    write_records(*(request() for _ in range(10)))
     journal.first_request = 7
     empty_index.begin(Positions(4, 0))
 
@@ -387,9 +387,9 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
 
 
 def test_a_rebuild_starts_where_the_journals_start(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     journal.append(delivered(0))
     journal.append(delivered(4))
     journal.first_request, journal.first_receipt = 3, 2
@@ -399,9 +399,13 @@ def test_a_rebuild_starts_where_the_journals_start(
 
 
 def test_requests_removed_during_recovery_make_it_start_again_after_them(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    writer: FakeWriter,
+    client: Any,
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     commit = writer.commit
 
     def retention_runs(receipt: Receipt, not_before_ms: int = 0) -> int:
@@ -421,7 +425,7 @@ def test_requests_removed_during_recovery_make_it_start_again_after_them(
 
 
 def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.settling.CHUNK", 4)
@@ -444,12 +448,12 @@ def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(
 
 
 def test_an_interrupted_recovery_continues_where_it_stopped(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.settling.CHUNK", 2)
     empty_index.begin(Positions(0, 0))
-    asked(*(request() for _ in range(9)))
+    write_records(*(request() for _ in range(9)))
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
     journal.read_at_once = 3
@@ -471,10 +475,10 @@ def test_an_interrupted_recovery_continues_where_it_stopped(
 
 
 def test_a_shard_opens_in_a_full_redis_with_requests_left_in_kafka(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any,
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.read_at_once = 2
 
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -491,9 +495,9 @@ def test_a_shard_opens_in_a_full_redis_with_requests_left_in_kafka(
 
 
 def test_a_full_redis_that_was_rolled_back_delivers_no_cancelled_request(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, client: Any
 ) -> None:
-    asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
+    write_records(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
     journal.read_at_once = 2
 
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -513,7 +517,7 @@ def test_a_full_redis_that_was_rolled_back_delivers_no_cancelled_request(
 
 
 def test_receipts_written_by_another_version_are_refused(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
     journal.receipt_records.append(encode(delivered(0)).replace(b'"v":1', b'"v":2'))
 
@@ -524,9 +528,13 @@ def test_receipts_written_by_another_version_are_refused(
 
 
 def test_a_redis_rolled_back_into_a_rebuild_delivers_nothing_twice(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(request("a"), request(), request())
+    write_records(request("a"), request(), request())
     recovery.open()
     journal.append(delivered(0, 1))
     state = f"{PREFIX}state"

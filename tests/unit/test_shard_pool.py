@@ -23,7 +23,7 @@ SHARD = Shard("TB", 0)
 
 
 @dataclass
-class StandIn:
+class FakeOwner:
     """What is asked of an owner that tells of its happenings."""
 
     shard: Shard = SHARD
@@ -67,7 +67,7 @@ def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Sha
 def test_a_replaced_owner_neither_starts_nor_stops_reading_for_its_successor(
     owners: ShardPool, told: list[object]
 ) -> None:
-    replaced, successor = cast(Any, StandIn()), cast(Any, StandIn())
+    replaced, successor = cast(Any, FakeOwner()), cast(Any, FakeOwner())
     owners._owners[SHARD] = successor
 
     owners._opened(replaced, 7)
