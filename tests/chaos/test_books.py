@@ -1,4 +1,4 @@
-"""The books notice whatever is lost, doubled, early, revived, or where it should not be."""
+"""The books find messages that are lost, duplicated, early, revived or in a wrong topic."""
 
 from __future__ import annotations
 

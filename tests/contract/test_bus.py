@@ -28,7 +28,7 @@ OpenBus = Callable[..., Bus]
 
 @pytest.fixture
 def open_listener(real_redis: EmbeddedRedis) -> Iterator[OpenListener]:
-    """A listener that Redis knows already; all of them are closed in the end."""
+    """A listener that is already subscribed; all of them are closed at the end."""
     opened: list[Listener] = []
 
     def open_listener(name: str, *kinds: str, url: str = real_redis.url) -> Listener:
@@ -55,7 +55,7 @@ def open_bus(real_redis: EmbeddedRedis) -> Iterator[OpenBus]:
 
 
 def received(listener: Listener) -> list[tuple[str, Any]]:
-    """Everything that has arrived."""
+    """All notes that have arrived."""
     notes = []
     while (note := listener.next(WAIT_S)) is not None:
         notes.append(note)
@@ -63,14 +63,14 @@ def received(listener: Listener) -> list[tuple[str, Any]]:
 
 
 def wait_until_received(bus: Bus, listener: Listener, note: object) -> None:
-    """Until a note that is repeated, as senders do, arrives."""
+    """Wait until a note arrives that is repeated, as senders do."""
 
     def arrives() -> bool:
         with suppress(IndexLost):
             bus.send("soon", note)
         return listener.next(WAIT_S) == ("soon", note)
 
-    until("the listener hears again", arrives, timeout_s=10)
+    until("the listener receives notes again", arrives, timeout_s=10)
 
 
 def test_a_note_reaches_only_the_listeners_of_its_name_and_kind(
@@ -185,7 +185,7 @@ def test_a_connection_that_redis_closed_is_opened_again(
 
 
 class Relay:
-    """A way to Redis that can fall silent without ending its connections, as a dead host does."""
+    """A proxy to Redis that can fall silent without ending its connections, as a dead host does."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
@@ -202,7 +202,7 @@ class Relay:
         return len(self._sockets) // 2
 
     def fall_silent(self) -> None:
-        """Nothing passes any more on the connections there are; new ones work."""
+        """Forward nothing on existing connections; new ones work."""
         self._silent.update(self._sockets[1:])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What connections do when the shards are spread over the nodes of a cluster."""
+"""Connections to a cluster, with shards on all of its nodes."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_an_error_names_a_slot_that_no_node_has(tmp_path: Path) -> None:
         slot = key_slot(PREFIX.encode())
 
         def is_unassigned() -> bool:
-            """A node that has not let go of it yet may tell the others of its owner again."""
+            """A node that still knows its owner may announce it to the others again."""
             return sum(forgets(node, slot) for node in servers.nodes) == 0
 
         until("no node has the slot", is_unassigned, every_s=0.2)

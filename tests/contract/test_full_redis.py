@@ -1,4 +1,4 @@
-"""A Redis at its `maxmemory` takes no request in, yet what is due still leaves it."""
+"""A Redis at its `maxmemory` stores no request, but due requests are still removed from it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def store_batches(index: ShardIndex, count: int) -> None:
 
 
 def fill(index: ShardIndex, client: redis.Redis) -> int:
-    """Leave Redis far above its limit, as another tenant of it may; returns the position `requests`."""
+    """Fill Redis far above its limit, as another user of it may; returns the position `requests`."""
     store_batch(index)
     client.config_set("maxmemory", 1)
     return index.positions.requests

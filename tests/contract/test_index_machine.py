@@ -1,8 +1,8 @@
-"""Whatever happens to Redis, an index is what the journals say it is.
+"""Whatever happens to Redis, an index equals what the journals define.
 
 The model is the definition: the requests below one position without the removals below the other,
-with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or go back to an
-earlier state at any moment, and both journals may be replayed in any order and any portions.
+with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or rolled back to an
+earlier state at any moment, and both journals may be replayed in any order and in any parts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ batches = st.lists(changes, min_size=3, max_size=9)
 
 @dataclass(frozen=True)
 class Content:
-    """What an index holds by its definition."""
+    """The content of an index by its definition."""
 
     entries: dict[int, Entry]
     holders: dict[str, int]
@@ -63,7 +63,7 @@ class Content:
 def content(
     first: int, requests: list[Change | None], positions: Positions, ended: set[int]
 ) -> Content:
-    """The definition of an index, in the plainest words."""
+    """The definition of an index, as plain code."""
     entries: dict[int, Entry] = {}
     holders: dict[str, int] = {}
     for offset, change in enumerate(requests[: positions.requests - first], first):
@@ -87,14 +87,14 @@ def content(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All keys of the shard as they were, and what had been put off by then."""
+    """All keys of the shard at one moment, and what was postponed by then."""
 
     keys: dict[bytes, bytes]
     postpone: dict[int, tuple[int, Entry]]
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """One owner after another does to an index what intake, dispatch and recovery do."""
+    """One owner after another changes an index as intake, dispatch and recovery do."""
 
     backend: Backend
 

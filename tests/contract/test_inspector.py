@@ -1,4 +1,4 @@
-"""What operators can ask of a shard's index, on every kind of Redis."""
+"""What operators can read of a shard's index, on every kind of Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inspector(backend: Backend) -> Iterator[Inspector]:
 
 @pytest.fixture
 def index(open_index: Opener) -> ShardIndex:
-    """An index with its positions at 10 and 0, and nothing in it."""
+    """An empty index with the positions 10 and 0."""
     index = open_index()
     index.begin(Positions(10, 0))
     return index
@@ -263,7 +263,9 @@ def test_a_list_names_a_request_with_very_long_headers_without_its_content(
     assert listed(inspector) == [(10, Pending(NOW_MS, None, LONG_HEAD_BYTES))]
 
 
-@pytest.mark.parametrize("backend", ["real_backend"], indirect=True)  # the other counts no bytes
+@pytest.mark.parametrize(
+    "backend", ["real_backend"], indirect=True
+)  # the other kind of Redis does not count bytes
 def test_a_list_of_large_messages_reads_little_from_redis(
     inspector: Inspector, index: ShardIndex, backend: Backend
 ) -> None:

@@ -1,4 +1,4 @@
-"""An index that is begun anew: by whom, and what of it cannot be marked yet."""
+"""A new index: which owner may start it, and when its first walk may start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_walk_starts_until_all_requests_with_a_recorded_verdict_are_read(
     index = open_index()
     index.begin(
         Positions(10, 5), verdicts_below=20
-    )  # a carried record at 15 counted, says a receipt below 5
+    )  # a receipt below 5 says that a carried record at 15 counted
     store(index, 10, 14, {})  # and Redis has no room for more
 
     with pytest.raises(WalkVoid, match="not yet read from Kafka"):

@@ -1,4 +1,4 @@
-"""What connections do when sentinels say where Redis is."""
+"""Connections to a Redis that sentinels name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PASSWORD = "hunter2/@?#"
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SentinelServers]:
-    """Servers that the test may let fail over."""
+    """Servers whose primary the test may fail over."""
     with SentinelServers(tmp_path) as servers:
         yield servers
 
 
 def positions(url: str) -> Positions | None:
-    """The positions of the shard, as a new owner finds them."""
+    """The positions of the shard, as a new owner reads them."""
     index = ShardIndex(SHARD, pool(url), grace_s=GRACE_S)
     try:
         kept = index.load()

@@ -1,8 +1,8 @@
-"""Whatever fails between Kafka, Redis and the owners of a shard, every request has one outcome.
+"""Every request has one outcome, whatever fails between Kafka, Redis and the owners of a shard.
 
-The three verbs and the index are the real ones. Kafka is played here: transactions that abort,
+The three verbs and the index are the real ones. Kafka is simulated: transactions that abort,
 whose outcome stays unknown, or that tear (the receipt is there, its messages are not), and owners
-that stop anywhere and wake up later. Redis is lost, whole or in parts, or goes back; journals are
+that stop anywhere and wake up later. Redis is lost, completely or in part, or is rolled back; journals are
 trimmed below the low-water mark.
 """
 
@@ -54,7 +54,7 @@ STEPS = ("open", "begin", "flush", "commit")
 
 @dataclass
 class Kafka:
-    """What consumers of the target topics see, and who may still write."""
+    """What consumers of the target topics see, and which owner may still write."""
 
     journal: FakeJournal = field(default_factory=FakeJournal)
     visible: list[tuple[Outgoing, int]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Producer(FakeWriter):
 
 @dataclass(frozen=True)
 class Owner:
-    """Everything one owner holds, as the engine wires it."""
+    """All objects of one owner, wired as in the engine."""
 
     index: ShardIndex
     intake: Intake
@@ -124,7 +124,7 @@ class Owner:
 
 
 def is_too_late(outgoing: Outgoing) -> bool:
-    """Whether it is the dead letter of a replacement by id that had nothing to replace any more."""
+    """Whether it is the dead letter of a replacement by id whose request was no longer pending."""
     return dict(outgoing.headers).get("blackbox-reason") == Reason.TOO_LATE
 
 
@@ -133,7 +133,7 @@ caller_ids = st.sampled_from([None, "a", "b"])
 targets = st.sampled_from(["orders", "orders", "orders", "huge", "strict", "gone"])
 requests = st.tuples(targets, due_in_ms, caller_ids)
 replacements = st.tuples(due_in_ms, st.integers(1, 12))
-"""When it is due, and how far back the request is whose place it takes."""
+"""When it is due, and how far back the request is that it replaces."""
 asks = st.lists(
     st.one_of(requests, requests, replacements, st.sampled_from(["a", "b"]), st.none()),
     min_size=3,
@@ -147,7 +147,7 @@ silences = st.none() | st.none() | st.sampled_from(STEPS)
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """Owners come and go, Kafka and Redis fail, and the clock moves on."""
+    """Owners start and end, Kafka and Redis fail, and time passes."""
 
     backend: Backend
 
@@ -422,7 +422,7 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.ended_in_time & self.kafka.outcomes().keys() == set()
 
     def every_request_gets_its_outcome(self) -> None:
-        """Once nothing fails any more, every request gets its outcome, and the receipts say so."""
+        """Once nothing fails, every request gets its outcome, and the receipts record it."""
         self.take_over()
         self.journal.unreadable.clear()
         self.unavailable.refusals.pop("orders", None)
@@ -441,7 +441,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.at_most_one_replaces_each()
 
     def at_most_one_replaces_each(self) -> None:
-        """A request has an outcome, or at most one other came in time to take its place."""
+        """A request has an outcome, or at most one replacement was in time."""
         too_late = {outgoing.offset for outgoing, _ in self.kafka.visible if is_too_late(outgoing)}
         for named in set(self.replaces.values()):
             took = [by for by, of in self.replaces.items() if of == named and by not in too_late]

@@ -23,7 +23,7 @@ from tests.contract.held import NOW_MS, PREFIX, entry, store
 
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 MANY = 3000
-"""Entries that are looked at in several slices."""
+"""So many entries that a walk needs several slices."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def index(open_index: Opener) -> ShardIndex:
 
 @pytest.fixture
 def walk(index: ShardIndex) -> Iterator[Callable[[], Walk]]:
-    """Begin a walk; all of them are closed in the end."""
+    """Start a walk; all of them are closed at the end."""
     begun: list[Walk] = []
 
     def begin() -> Walk:
@@ -49,7 +49,7 @@ def walk(index: ShardIndex) -> Iterator[Callable[[], Walk]]:
 
 
 def walked(walk: Walk) -> int:
-    """The lowest pending request, once all have been looked at."""
+    """The lowest pending request, after a complete walk."""
     while walk.slice():
         pass
     return walk.lowest
@@ -166,7 +166,7 @@ def test_receipts_below_the_start_of_a_walk_name_only_requests_below_it(
     index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(RedisSession):
-        """Others have their turn between any two commands."""
+        """Others change the index between any two commands."""
 
         def run(
             self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
@@ -182,9 +182,7 @@ def test_receipts_below_the_start_of_a_walk_name_only_requests_below_it(
     monkeypatch.setattr(walks, "RedisSession", Interrupted)
     positions = walk().positions
 
-    assert positions.receipts <= positions.requests, (
-        "the receipt at an offset speaks of that request"
-    )
+    assert positions.receipts <= positions.requests, "the receipt at an offset names that request"
 
 
 def test_a_hot_request_below_all_cold_requests_is_the_mark(index: ShardIndex, walk: Begin) -> None:

@@ -1,4 +1,4 @@
-"""Archives of classes: servers start from them, and nothing starts from half of one."""
+"""Class archives: servers start from a complete one, and never from an incomplete one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_incomplete_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
 
 
 def damage(folder: Path, how: str) -> None:
-    """Change the archive in place; its mode and modification time are as before, unless it is written."""
+    """Change the archive in place; its mode and modification time change only if it is written."""
     archive = folder / NAME
     archive.chmod(0o600)
     before = archive.stat()

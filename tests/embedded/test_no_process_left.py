@@ -1,4 +1,4 @@
-"""Whatever way the parent ends, its servers and its temporary folder go with it."""
+"""However the parent ends, its servers end and its temporary folder is removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT = "time.sleep(600)\n"
 
 @contextmanager
 def parent(script: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A Python in a session of its own, so that signals reach it as they would in a terminal."""
+    """A Python in its own session, so that it gets signals as in a terminal."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROLOGUE + script, str(folder / "data")],
         stdin=subprocess.PIPE,

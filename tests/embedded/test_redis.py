@@ -20,7 +20,7 @@ def client_of(server: EmbeddedRedis) -> Redis:
 
 
 def kill_once_written(server: EmbeddedRedis) -> None:
-    # Redis holds writes back while an fsync is under way, although it has acknowledged them.
+    # Redis delays writes during an fsync, although it has acknowledged them.
     with client_of(server) as client:
         assert becomes_true(lambda: client.info("persistence")["aof_buffer_length"] == 0)
     server.kill()
@@ -97,7 +97,7 @@ def test_starting_and_stopping_twice_is_harmless(redis: EmbeddedRedis) -> None:
 
 
 def fill(server: EmbeddedRedis, name: str, transactions: int) -> None:
-    """Each transaction sets two keys of its own, `<name> <number>` and the same with `'s twin`."""
+    """Each transaction sets two keys, `<name> <number>` and the same with `'s twin`."""
     with client_of(server) as client:
         for number in range(1, transactions + 1):
             transaction = client.pipeline(transaction=True)

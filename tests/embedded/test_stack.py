@@ -67,7 +67,7 @@ def test_a_stack_interrupted_at_any_moment_leaves_no_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stack = EmbeddedStack()
-    assert list(tmp_path.iterdir()) == [], "a Ctrl-C now finds nobody who would remove it"
+    assert list(tmp_path.iterdir()) == [], "after a Ctrl-C here nothing would remove it"
 
     def interrupted() -> None:
         assert stack.folder.stat().st_mode & 0o777 == 0o700

@@ -1,8 +1,8 @@
-"""Whatever happens around a shard, and in whatever order: every request has the outcome it should.
+"""Every request has the right outcome, whatever happens around a shard, and in any order.
 
-Every order of a few requests, two owners and up to two faults is tried; with a walk and what may be
-trimmed below its mark, often fewer kinds of faults. BLACKBOX_TEST_MODEL_DEPTH=1
-allows one fault more in each story: ten times the states, many minutes, several GB of memory.
+Every order of a few requests, two owners and up to two faults is tried; with a walk and trimming
+below its mark, often with fewer kinds of faults. BLACKBOX_TEST_MODEL_DEPTH=1
+allows one more fault in each story: ten times the states, many minutes, several GB of memory.
 """
 
 from __future__ import annotations

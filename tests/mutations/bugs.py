@@ -1,6 +1,6 @@
-"""Bugs that somebody might write one day, each as a change of the product's text.
+"""Bugs that somebody might write, each as a change of the product's text.
 
-Every one of them once cost a system like this messages, or doubled some.
+Each of them has lost or duplicated messages of a system like this one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """In a file of the package, text that is there once, and what stands there instead."""
+    """In a file of the package, a text that occurs once, and its replacement."""
 
     file: str
     old: str
@@ -17,9 +17,9 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are asked when those without servers of their own have found nothing; () where those are to find it.
+    """`tests` are run if those without servers find nothing; () if those must find it.
 
-    `faults` are those of the chaos suite, one after the other, that may show it as well.
+    `faults` of the chaos suite are played one after the other, and may also show it.
     """
 
     name: str

@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs" / "deploying.md").read_text()
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 NO_VALUES = {"api_token", "api_read_token", "instance_id"}
-"""Secrets, and what every pod has of its own."""
+"""Secrets, and settings that differ for every pod."""
 SETTINGS: dict[str, dict[str, Any]] = {
     name: rules
     for name, rules in Settings.model_json_schema()["properties"].items()
@@ -55,7 +55,7 @@ UNAUTHENTICATED = ["--set-string", r"sparkProperties.spark\.authenticate=false"]
 OPEN = ["--set", "networkPolicy.enabled=false"]
 PEERS = ["--set", "networkPolicy.executors[0].ipBlock.cidr=10.0.0.0/8"]
 
-# Where a pod cannot use the default of a laptop.
+# Settings for which a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
     "kafka_bootstrap_servers": "",
     "kafka_config": "",
@@ -70,7 +70,7 @@ OTHER_DEFAULTS = {
     "spark_config": "",
     "ledger": "",
 }
-# What the schema says beside or instead of the settings' own rule.
+# Rules of the schema in addition to the settings' own rule, or instead of it.
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "kafka_bootstrap_servers": {"minLength": None},
     "redis_url": {"pattern": "^((rediss?([+](sentinel|cluster))?|unix)://.*)?$"},
@@ -270,7 +270,7 @@ def access(settings: Settings) -> Access:
 
 
 class ClusterWithSecret(BaseHTTPRequestHandler):
-    """What helm asks of a cluster that has the chart's Secret."""
+    """The requests of helm to a cluster that has the chart's Secret."""
 
     ANSWERS: ClassVar = {
         "/api/v1": {
@@ -505,7 +505,7 @@ def tcp(*ports: int) -> list[dict[str, Any]]:
 
 
 def ingress_of(documents: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the policy of the pods lets in."""
+    """The traffic that the policy of the pods admits."""
     spec = documents["NetworkPolicy"]["spec"]
     assert spec["podSelector"] == documents["Deployment"]["spec"]["selector"]
     assert spec["policyTypes"] == ["Ingress"]
@@ -514,7 +514,7 @@ def ingress_of(documents: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def executors_labels(documents: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """The label of Spark's own, and those that it is asked for."""
+    """Spark's own label, and those that the chart adds."""
     prefix = "spark.kubernetes.executor.label."
     settings = spark_of(documents).items()
     asked = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}

@@ -52,7 +52,7 @@ def only(name: str, stage: list[Instruction]) -> str:
 
 
 def spark_home() -> Path:
-    """Where the image says that Spark is."""
+    """The folder of Spark in the image."""
     [home] = [each.text for each in stages()[-1] if each.text.startswith("SPARK_HOME=")]
     return Path(home.partition("=")[2])
 
@@ -92,7 +92,7 @@ def test_the_image_runs_blackbox_through_the_entrypoint_that_it_holds() -> None:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs the entrypoint with programs that only say how they were called; answers that."""
+    """Runs the entrypoint with programs that only print their arguments; returns these."""
     for name in ("blackbox", "java"):
         (tmp_path / name).write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
@@ -197,7 +197,7 @@ def test_the_build_context_contains_only_what_is_copied() -> None:
 
 
 def copied() -> set[str]:
-    """What the first stage is built of."""
+    """The sources of the first stage."""
     texts = [each.text for each in stages()[0] if each.name == "COPY"]
     return {source for text in texts for source in text.split()[:-1]}
 
@@ -298,7 +298,7 @@ def test_compose_runs_kafka_without_zookeeper_and_creates_no_topic_by_accident()
 def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = COMPOSE["blackbox"]["environment"]
     for name, value in environment.items():
-        if value is not None:  # that of the shell
+        if value is not None:  # the variable of the shell
             monkeypatch.setenv(name, value)
     settings = load()
     listeners = COMPOSE["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
@@ -361,7 +361,7 @@ def scripts() -> dict[str, str]:
 
 @pytest.fixture
 def programs(redis_7: str, tmp_path: Path) -> Path:
-    """A folder for PATH with the real checker and, as `redis-server`, a script that says its arguments."""
+    """A folder for PATH with the real checker and, as `redis-server`, a script that prints its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "redis-check-aof").symlink_to(redis_7)

@@ -1,4 +1,4 @@
-"""How blackbox is installed: from a checkout. The package of its name on PyPI is a stranger's."""
+"""How blackbox is installed: from a checkout. The package of that name on PyPI is unrelated."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_no_text_installs_the_unrelated_package_from_pypi() -> None:
 
 
 def without_own_extras(path: Path) -> bytes:
-    """In pyproject.toml the name is the project's own, whatever there is on PyPI."""
+    """In pyproject.toml the name refers to the project itself, not to PyPI."""
     text = path.read_bytes()
     return text.replace(b'"blackbox[server]"', b"") if path.name == "pyproject.toml" else text

@@ -1,4 +1,4 @@
-"""The audit: each request has one fate, each planted fault is found, and nothing else is."""
+"""The audit: each request has one status, and exactly the planted faults are found."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def now_ms() -> int:
 
 
 class Books:
-    """Journals, index and targets of one shard, written by hand as its owner writes them."""
+    """Journals, index and targets of one shard, written by the test as its owner writes them."""
 
     def __init__(self, world: World, settings: Settings, partition: int) -> None:
         self.world = world
@@ -81,7 +81,7 @@ class Books:
         self.client.close()
 
     def ask(self, in_s: float = 3600, caller: str = "tests", **more: object) -> int:
-        """A request, in the journal only; its offset."""
+        """Write a request to the journal only; returns its offset."""
         asked = {"topic": self.target, "message": "hello", "countdown": in_s} | more
         return self.write(json.dumps(asked), [("CALLER_SERVICE", caller)])
 
@@ -92,7 +92,7 @@ class Books:
         return self.write(json.dumps({"id": caller_id, "cancel": True}))
 
     def run_intake(self) -> None:
-        """What intake does with all that is in the journal."""
+        """Store everything in the journal, as intake does."""
         intake = Intake(self._format, self.index, None)
         for batch in self._journal.requests(
             self.index.positions.requests, self._journal.request_bounds().end
@@ -100,7 +100,7 @@ class Books:
             intake.apply(batch, now_ms())
 
     def send(self, offset: int) -> tuple[str, int, int]:
-        """The message of a request, in its target; where."""
+        """Write the message of a request to its target; returns its place."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
         [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
@@ -109,7 +109,7 @@ class Books:
         return self.target, *self._write(message.topic, -1, message.value, message.headers)
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
-        """What dispatch does with requests that are due; where they went."""
+        """Deliver due requests, as dispatch does; returns the places."""
         delivered: Places = {}
         for offset in offsets:
             topic, partition, there = self.send(offset)
@@ -118,27 +118,27 @@ class Books:
         return delivered
 
     def deliver_now(self) -> None:
-        """A request from beginning to end."""
+        """A request from the journal to its delivery."""
         offset = self.ask(0)
         self.run_intake()
         self.deliver(offset)
 
     def settle(self, receipt: Receipt) -> None:
-        """A receipt in its journal, and applied to the index."""
+        """Write a receipt to its journal, and apply it to the index."""
         position = self.write_receipt(receipt) + 1
         removed = list(receipt.removals())
         known = self.index.caller_ids(removed)
         self.index.settle({offset: known.get(offset) for offset in removed}, position)
 
     def write_receipt(self, receipt: Receipt) -> int:
-        """A receipt, in its journal only; its offset."""
+        """Write a receipt to its journal only; returns its offset."""
         journal = receipts_topic(self.shard.topic)
         return self._write(journal, self.shard.partition, encode(receipt), [], key=str(self.shard))[
             1
         ]
 
     def write_receipt_of_a_later_version(self) -> None:
-        """A receipt of a later version."""
+        """Write a receipt of a later version."""
         journal, receipt = receipts_topic(self.shard.topic), b'{"v":2,"at_ms":5}'
         self._write(journal, self.shard.partition, receipt, [], key=str(self.shard))
 
@@ -153,7 +153,7 @@ class Books:
         self.client.set(self.keys.message(member(offset)), b"left")
 
     def cut(self, *, requests: int = 0, receipts: int = 0) -> None:
-        """What retention does: what is below these offsets is gone."""
+        """Remove all records below these offsets, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
         topic, partition = self.shard
         below = {topic: requests, receipts_topic(topic): receipts}
@@ -188,7 +188,7 @@ Fault = Callable[[Books], set[tuple[str, int]]]
 
 
 class Shelf:
-    """A request topic with a shard for each book, all of them clean."""
+    """A request topic with a shard for each of the books, all of them clean."""
 
     def __init__(self, world: World, spark: SparkSession, shards: int) -> None:
         topic = f"{world.name}.asked"
@@ -231,7 +231,7 @@ def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> 
 def type_audit(
     shelf: Shelf, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Result]:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     monkeypatch.setattr(import_module("blackbox.cli.audit"), "spark", lambda *_: nullcontext(spark))
     none: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("BLACKBOX_"))
     environment = none | shelf.environment | {"COLUMNS": "100"}
@@ -263,7 +263,7 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     books.ask(id="b")  # 9, pending
     books.write("no request either")  # 10, pending: its dead letter is still to be written
     books.ask()  # 11, cancelled by its id
-    for cancelled in (11, 1, 10, 11):  # 12 to 15; what is delivered, or invalid, is not
+    for cancelled in (11, 1, 10, 11):  # 12 to 15; delivered and invalid requests are not cancelled
         books.write("", [("blackbox-cancel", request_id(books.shard, cancelled).encode())])
     books.run_intake()
     for ended in (1, 11):  # 16, 17: too late, so that 9 stays; the dead letter of 17 is written
@@ -272,14 +272,14 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
         books.write(json.dumps(again), headers)
     books.run_intake()
     books.settle(Receipt(now_ms(), invalid=[17]))
-    # A void outcome leaves a request pending, and may be followed by a true one.
+    # A void outcome leaves a request pending, and a valid one may follow.
     torn.ask(0)
     torn.ask(0)
     torn.run_intake()
     torn.write_receipt(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
     torn.index.settle({}, torn.write_receipt(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
     torn.deliver(1)
-    # Where a log lost its end, receipts speak of the requests that were there before.
+    # If a log lost its end, receipts name the requests that were there before.
     torn.ask(0)
     lost = Receipt(now_ms(), delivered={f"{torn.target}/0": [(2, 902)]}, cut=[2])
     torn.run_intake()
@@ -433,7 +433,7 @@ FAULTS: list[Fault] = [
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
     outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind, empty_redis,
 ]  # fmt: skip
-"""Each puts one thing wrong into books that are right, and says what an audit should find."""
+"""Each plants one fault in correct books, and returns what an audit should find."""
 
 
 @pytest.mark.parametrize("shelf", [len(FAULTS)], indirect=True)
@@ -521,7 +521,7 @@ def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
     assert answer.exit_code == 1
     assert answer.stdout.startswith("4 requests: 2 pending, 2 delivered\n1 exceptions: 1 lost")
 
-    # What neither of them has may have ended what was asked under a caller id before.
+    # A record that neither of them has may have ended an earlier request with a caller id.
     books.cancel("a")  # 4
     books.ask()  # 5
     books.deliver_now()  # 6

@@ -1,4 +1,4 @@
-"""What a lingering task of dispatch does; a test is its driver, so that no Spark is needed."""
+"""A long-running dispatch task; the test is its driver, so that no Spark is needed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Told = dict[str, Any]
 
 
 class Task(threading.Thread):
-    """A window as it passes, as Spark would run it."""
+    """A running window, as Spark would run it."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ class Task(threading.Thread):
     def report(self, within_s: float = ANSWER_S) -> Told:
         """What the task returns when it has ended."""
         self.join(within_s)
-        assert not self.is_alive(), "the task lingers on"
+        assert not self.is_alive(), "the task is still running"
         assert self.failure is None, self.failure
         [[row]] = [answer.to_pylist() for answer in self.answers]
         report: Told = pickle.loads(row["report"])
@@ -75,7 +75,7 @@ class Task(threading.Thread):
 
 
 class Driver:
-    """Repeats a lease, as a driver does, and hears the reports; ends every task it started."""
+    """Repeats a lease, as a driver does, and receives the reports; ends every task it started."""
 
     def __init__(self, world: World, **more: object) -> None:
         self.world = world
@@ -139,7 +139,7 @@ class Driver:
         return note[1] if note is not None else None
 
     def wait_open(self, *shards: Shard) -> Told:
-        """Until a report says that just these are open."""
+        """Wait for a report that exactly these shards are open."""
         wanted = [list(shard) for shard in shards]
 
         def is_open() -> Told | None:
@@ -149,7 +149,7 @@ class Driver:
         return until(f"{wanted} are open", is_open, ANSWER_S)
 
     def receipts(self, shard: Shard) -> int:
-        """Where the shard's receipts end."""
+        """The end offset of the shard's receipts."""
         journal = ShardJournal(shard, self.access)
         try:
             return journal.receipt_bounds().end
@@ -157,7 +157,7 @@ class Driver:
             journal.close()
 
     def run_intake(self, shard: Shard, *in_s: float) -> list[int]:
-        """Requests that are in Kafka and then in the index, as intake would do it; their due times."""
+        """Write requests to Kafka and then to the index, as intake would; returns their due times."""
         index = ShardIndex(shard, pool(self.world.redis.url), grace_s=3600)
         try:
             kept = index.load()
@@ -180,7 +180,7 @@ class Driver:
             index.close()
 
     def _write(self, value: bytes, partition: int) -> int:
-        """When Kafka got it."""
+        """Its timestamp in Kafka."""
         written: list[int] = []
 
         def acknowledged(error: KafkaError | None, message: Message) -> None:
@@ -192,7 +192,7 @@ class Driver:
         return written[0]
 
     def received(self) -> list[Message]:
-        """What was delivered since this driver began."""
+        """The messages delivered since this driver started."""
         return self.world.received(self.world.targets[0])[self._before :]
 
     def wait_received(self, count: int, timeout_s: float = ANSWER_S) -> list[Message]:
@@ -211,21 +211,21 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a Python worker sets up once stays out of the process of the tests; reports come often."""
+    """Keep the setup of a Python worker out of the test process; make reports frequent."""
     monkeypatch.setattr(logs, "to_stderr", lambda: None)
     monkeypatch.setattr(interpreter, "tune", lambda: None)
     monkeypatch.setattr(module, "REPORT_S", 0.1)
 
 
 def prepare(world: World) -> None:
-    """What a driver does before it starts Spark."""
+    """The preparations of a driver before it starts Spark."""
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
     OwnTopics(access, [world.requests], world.dead_letters).ensure()
 
 
 @pytest.fixture(scope="module")
 def shared(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One world for all tests here: making topics takes longer than most of them."""
+    """One world for all tests here: creating topics takes longer than most of them."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("world")) as world:
         prepare(world)
         yield world
@@ -292,7 +292,7 @@ def test_a_message_that_intake_announces_does_not_wait_for_the_poll(driver: Driv
     driver.wait_open(shard)
     [due_ms] = driver.run_intake(shard, 0.4)
     driver.bus.send("soon", [*shard, due_ms])
-    driver.bus.send("soon", [*driver.shards[2], due_ms])  # which is another task's
+    driver.bus.send("soon", [*driver.shards[2], due_ms])  # a shard of another task
 
     [message] = driver.wait_received(1, timeout_s=5)
     assert 0 <= message.timestamp()[1] - due_ms < 3000
@@ -322,9 +322,9 @@ def test_the_index_is_polled_once_per_poll_interval(
     monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(time.monotonic()))
     polling.grant()
     polling.start()
-    until("twenty looks", lambda: len(looks) >= 20, ANSWER_S)
+    until("twenty polls", lambda: len(looks) >= 20, ANSWER_S)
     shortest_s = min(later - earlier for earlier, later in pairwise(looks))
-    assert shortest_s > 0.045, "a look that was late a little is followed by one that is not"
+    assert shortest_s > 0.045, "a slightly late poll is followed by a punctual one"
 
 
 def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
@@ -416,7 +416,7 @@ def test_a_window_shorter_than_the_trim_interval_writes_all_its_marks(
                 found = list(journal.receipts(*journal.receipt_bounds()))
                 return any(receipt.mark is not None for _, receipt in found)
 
-        # The walks are 10 s apart: a shard that opened after the first one is found by the second.
+        # The walks are 10 s apart: a shard that opened after the first walk is included in the second.
         until("each shard has a mark", lambda: all(map(marked, shards)), 18.0, every_s=0.2)
 
 
@@ -473,15 +473,15 @@ def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    driver.lease = None  # as if the driver were gone, and the shard another one's
+    driver.lease = None  # as if the driver were gone, and the shard had another owner
 
     writer = ShardWriter(shard, driver.access, exactly_once=True)
     writer.open()
-    driver.run_intake(shard, 0.6)  # due when the last lease is old
+    driver.run_intake(shard, 0.6)  # due when the last lease is outdated
     driver.bus.send("soon", [*shard, 0])
     driver.wait_open()
     writer.begin()
-    writer.commit(Receipt(at_ms=1, barrier=True))  # this owner is not fenced in its turn
+    writer.commit(Receipt(at_ms=1, barrier=True))  # this owner is not fenced
     assert driver.received() == []
     writer.close()
 

@@ -1,4 +1,4 @@
-"""What can go wrong on Spark only, and what only Spark has to take care of."""
+"""Faults and tasks that exist only with Spark."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
         future.result()
 
     until("every new shard is open", lambda: service.metric("blackbox_shard_open") == 7)
-    until("and is being read", lambda: service.get("/readyz")[0] == 200)
+    until("every new shard is read", lambda: service.get("/readyz")[0] == 200)
     for partition in range(7):
         world.ask(50, within_s=1, partition=partition)
 
@@ -74,26 +74,26 @@ def test_a_recreated_request_topic_does_not_stop_the_others(world: World) -> Non
     service = world.start_service(request_topics=topics).wait_ready()
     ask_in_a_day(world, other, 20)
     read = f"{other}-0", f"{other}-1"
-    until("they are taken in", lambda: all(pending(service, shard) == 10 for shard in read))
+    until("they are stored", lambda: all(pending(service, shard) == 10 for shard in read))
 
     delete(world, other)
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    # Intake names it, unless the group has taken the shard away before.
+    # Intake names it, unless the group has revoked the shard before.
     named = re.compile(rf"{other}-0 cannot be read|topic not available: {other}")
     until("it is named", lambda: named.search(service.log.read_text()))
 
     create(world, other)
-    ask_in_a_day(world, other, 60)  # beyond what was known of the former topic
-    until("its index fits no more", lambda: set(why_unready(service)) == set(read))
+    ask_in_a_day(world, other, 60)  # beyond the known offsets of the former topic
+    until("its index no longer fits", lambda: set(why_unready(service)) == set(read))
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
     until("its shards are unread", lambda: service.metric("blackbox_shard_unread") == 2)
     assert service.metric("blackbox_shard_open") == world.partitions
 
-    until("it is left behind", lambda: f"{other}-0 cannot take the" in service.log.read_text())
+    until("it is not stored", lambda: f"{other}-0 cannot take the" in service.log.read_text())
     assert "intake failed" not in service.log.read_text()
 
     assert service.stop() == 0
@@ -101,7 +101,7 @@ def test_a_recreated_request_topic_does_not_stop_the_others(world: World) -> Non
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    until("it is left behind", lambda: f"{other}-0 cannot take the" in service.log.read_text())
+    until("it is not stored", lambda: f"{other}-0 cannot take the" in service.log.read_text())
     assert set(why_unready(service)) == set(read)
     assert "intake failed" not in service.log.read_text()
 

@@ -1,4 +1,4 @@
-"""What a task of intake does with the ranges that were planned for it; no Spark needed."""
+"""An intake task and its planned ranges; no Spark needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def at(shard: Shard, start: int, end: int) -> Range:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a Python worker sets up once stays out of the process of the tests."""
+    """Keep the setup of a Python worker out of the test process."""
     monkeypatch.setattr(logs, "to_stderr", lambda: None)
     monkeypatch.setattr(interpreter, "tune", lambda: None)
     yield
@@ -109,7 +109,7 @@ class Place:
         self.inspector.close()
 
     def begin(self, *shards: Shard, requests: int = 0) -> None:
-        """What dispatch does when it opens a shard."""
+        """Open a shard, as dispatch does."""
         connections = pool(self.world.redis.url)
         for shard in shards:
             index = ShardIndex(shard, connections, grace_s=3600)
@@ -118,7 +118,7 @@ class Place:
         connections.disconnect()
 
     def run(self, *parts: Range | Sequence[Range]) -> dict[Shard, Stored]:
-        """One task, to which each part comes as one Arrow batch; what it says of each shard."""
+        """Run one task that gets each part as one Arrow batch; returns its result for each shard."""
         listed = [[part] if isinstance(part, Range) else part for part in parts]
         rows = [
             pa.RecordBatch.from_pylist([one._asdict() for one in part], schema=ROWS)
@@ -139,7 +139,7 @@ class Place:
         self._write(self._producer, shard or self.shard, *values, **more)
 
     def commit(self, *values: str, shard: Shard | None = None) -> None:
-        """Write in a transaction of their own: a marker follows them."""
+        """Write in one transaction: a marker follows the records."""
         producer = self._in_transaction(shard or self.shard, *values)
         producer.commit_transaction(30)
         self._wait_for_marker(shard or self.shard)
@@ -150,7 +150,7 @@ class Place:
         self._wait_for_marker(shard or self.shard)
 
     def cut(self, offset: int, shard: Shard) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.servers})
         deleted = admin.delete_records([TopicPartition(shard.topic, shard.partition, offset)])
         for future in deleted.values():
@@ -184,7 +184,7 @@ class Place:
             raw.restore(key, 0, value, replace=True)
 
     def _wait_for_marker(self, shard: Shard) -> None:
-        """The broker writes it after it has answered; what is written next has to come behind it."""
+        """The broker writes the marker after its answer; the next record must come after it."""
         end = TopicPartition(shard.topic, shard.partition)
         until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
@@ -224,7 +224,7 @@ def place(world: World) -> Iterator[Place]:
 
 @pytest.fixture
 def fragile(fragile_world: World) -> Iterator[Place]:
-    """A place whose Redis is its own."""
+    """A place with its own Redis."""
     place = Place(fragile_world)
     yield place
     place.close()
@@ -251,7 +251,7 @@ def test_the_records_of_a_range_are_stored_and_counted(place: Place) -> None:
     stored = done[place.shard]
     assert replace(stored.taken, first_due_ms=None) == Taken(2, 2, 1, 1, None)
     assert stored.taken.first_due_ms is not None
-    assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # what is invalid is due at once
+    assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # invalid records are due at once
     assert (stored.position, stored.problem, stored.is_full) == (11, None, False)
     assert place.positions() == Positions(11, 0)
     assert place.pending() == 4
@@ -293,7 +293,7 @@ def test_keys_values_and_headers_are_stored_unchanged(place: Place) -> None:
 
 
 def as_bytes(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
-    """What is text is stored as text."""
+    """Text is stored as text."""
     return [(name, v.encode() if isinstance(v, str) else v) for name, v in headers]
 
 
@@ -602,13 +602,13 @@ def test_a_range_removed_by_retention_does_not_stop_the_others_of_its_task(
     done = place.run(at(fine, 3, 4), at(cut, 2, 4))
     assert (done[fine].problem, done[fine].taken.accepted) == (None, 1)
     assert done[cut].is_behind
-    assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never jumps over what is gone
+    assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never skips removed records
     assert place.positions(cut) == Positions(0, 0)
 
 
 @pytest.fixture
 def soon(place: Place) -> Iterator[Listener]:
-    """What dispatch hears."""
+    """The notes that dispatch receives."""
     listener = Listener(place.world.redis.url, place.world.name, ("soon",))
     assert listener.next(0.1) is None
     yield listener

@@ -1,4 +1,4 @@
-"""What the Kafka source plans for Spark and its tasks read, on a real broker; below Spark where that says the same."""
+"""The ranges that the Kafka source plans and its tasks read, on a real broker; without Spark where possible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Offsets = dict[str, dict[str, int]]
 
 
 class Topic:
-    """A topic of the test's own, and ways to write to it and to read it back."""
+    """A topic of the test, with ways to write to it and to read it."""
 
     def __init__(self, servers: str, partitions: int = 1, **config: str) -> None:
         self.name = f"source.{uuid.uuid4().hex[:8]}"
@@ -90,7 +90,7 @@ class Topic:
 
     @property
     def access(self) -> KafkaAccess:
-        # Takes part in nothing, but is what an operator's file may hold.
+        # Has no effect, but may be in an operator's file.
         return KafkaAccess(self.servers, "source", {"sasl.password": SECRET})
 
     def write(self, *values: str | bytes | None, partition: int = 0, **more: Any) -> None:
@@ -99,7 +99,7 @@ class Topic:
         assert self._producer.flush(30) == 0
 
     def write_at_once(self, *values: bytes) -> None:
-        """All in one compressed batch, which a consumer then has all at once."""
+        """All in one compressed batch, which a consumer then gets at once."""
         producer = Producer(
             {
                 "bootstrap.servers": self.servers,
@@ -134,7 +134,7 @@ class Topic:
         self._last = message.offset() or 0
 
     def commit(self, *values: str, partition: int = 0) -> None:
-        """Write in a transaction of their own: a marker follows them."""
+        """Write in one transaction: a marker follows the records."""
         producer = self.transaction()
         self.write_in(producer, *values, partition=partition)
         producer.commit_transaction(30)
@@ -147,12 +147,12 @@ class Topic:
         self._wait_for_marker(partition)
 
     def _wait_for_marker(self, partition: int) -> None:
-        """The broker writes it after it has answered; what is written next has to come behind it."""
+        """The broker writes the marker after its answer; the next record must come after it."""
         end = TopicPartition(self.name, partition)
         until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
     def cut(self, offset: int, partition: int = 0) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.servers})
         deleted = admin.delete_records([TopicPartition(self.name, partition, offset)])
         for future in deleted.values():
@@ -178,7 +178,7 @@ class Topic:
         )
 
     def options(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> dict[str, str]:
-        """To read the partitions 0, 1, … from these offsets on."""
+        """Options to read the partitions 0, 1, … from these offsets on."""
         return {
             "startingOffsets": json.dumps(self.at(*starts)),
             "maxOffsetsPerTrigger": str(most),
@@ -190,11 +190,11 @@ class Topic:
         return cast(StreamReader, made.streamReader(RANGES))
 
     def chunks(self, *wanted: tuple[int, int]) -> list[Chunk]:
-        """What is read of these ranges of partition 0."""
+        """The chunks read from these ranges of partition 0."""
         return list(read_ranges(self.access, [Range(self.name, 0, *each) for each in wanted]))
 
     def at(self, *offsets: int) -> Offsets:
-        """These offsets of the partitions 0, 1, …, as the stream spells them."""
+        """These offsets of the partitions 0, 1, …, as the stream writes them."""
         return {self.name: {str(number): offset for number, offset in enumerate(offsets)}}
 
 
@@ -220,7 +220,7 @@ def planned(reader: StreamReader, start: Offsets, end: Offsets) -> list[Row]:
 
 
 def between(topic: Topic, start: Offsets, end: Offsets, tasks: int = 4) -> list[Message]:
-    """What tasks read of the ranges they get."""
+    """The records that tasks read from their ranges."""
     rows = planned(topic.stream(tasks=tasks), start, end)
     chunks = read_ranges(topic.access, [Range(**row) for row in rows])
     return [message for chunk in chunks for message in chunk.messages]
@@ -405,7 +405,7 @@ def test_a_missing_topic_or_partition_is_named_and_does_not_stop_the_others(
     assert planned == {topic.name: {"0": 1, "7": 4}, nowhere: {"0": 3}}
 
     topic.write("b")
-    until("it goes on", lambda: reader.latestOffset(planned, ALL)[topic.name]["0"] == 2)
+    until("reading continues", lambda: reader.latestOffset(planned, ALL)[topic.name]["0"] == 2)
     with closing(Ends(topic.access)) as ends:
         _, lost = reachable(ends, {(nowhere, 0): 3, (topic.name, 7): 4, (topic.name, 0): 0})
     assert lost.keys() == {(nowhere, 0), (topic.name, 7)}
@@ -417,10 +417,10 @@ def test_a_recreated_topic_is_read_again(topic: Topic, make: Callable[..., Topic
     topic.write("a")
     other = make()
     reader, start = topic.stream(), topic.at(0) | other.at(0)
-    planned = until("both", lambda: moved_on(reader, start, {topic.name: 1}))
+    planned = until("both are planned", lambda: moved_on(reader, start, {topic.name: 1}))
     other.delete()
     topic.write("b")
-    planned = until("it goes on", lambda: moved_on(reader, planned, {topic.name: 2}))
+    planned = until("reading continues", lambda: moved_on(reader, planned, {topic.name: 2}))
     other.create()
     other.write("c")
     until("it is read again", lambda: moved_on(reader, planned, {other.name: 1}))
@@ -475,7 +475,9 @@ def test_a_new_record_ends_the_wait_at_once(topic: Topic) -> None:
     assert reader.latestOffset(start, ALL) == start
     assert 0.4 < time.monotonic() - began_s < 2
     with ThreadPoolExecutor(1) as planning:
-        waiting = planning.submit(lambda: until("news", lambda: moved(reader, start)))
+        waiting = planning.submit(
+            lambda: until("a new record is noticed", lambda: moved(reader, start))
+        )
         topic.write("b")
         assert waiting.result() == topic.at(2)
 
@@ -489,7 +491,7 @@ def test_the_wait_ends_for_a_new_record_in_any_partition(make: Callable[..., Top
     for count in range(1, 4):
         for number in (0, 1):
             topic.write("x", partition=number)
-            until("news", lambda: ends.wait_for_records(position, 0.2), 10)
+            until("a new record is noticed", lambda: ends.wait_for_records(position, 0.2), 10)
             position[topic.name, number] = count
             assert not ends.wait_for_records(position, 0.2)
     ends.close()
@@ -632,7 +634,7 @@ def test_chunks_of_any_size_cover_their_ranges_in_order(
 
 
 def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
-    """Each chunk begins where the one before it ends, and holds nothing from elsewhere."""
+    """Each chunk starts where the previous one ends, and contains only records of its range."""
     assert (chunks[0].start, chunks[-1].end) == (start, end)
     assert all(before.end == after.start for before, after in pairwise(chunks))
     for chunk in chunks:
@@ -676,7 +678,7 @@ def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
     until("the first batch", lambda: going(query) and read)
     assert read == [[row_of(topic, 0, 0, 0), row_of(topic, 1, 0, 0)]]
     topic.commit("a", "b", partition=1)
-    until("all is planned", lambda: going(query) and read[-1][-1]["end"] == 3)
+    until("everything is planned", lambda: going(query) and read[-1][-1]["end"] == 3)
     with suppress(Exception):
         query.stop()
 
@@ -690,7 +692,7 @@ def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
 
 
 def going(query: StreamingQuery) -> bool:
-    """Fails with what ended the query, if something did."""
+    """Fails with the error that ended the query, if any."""
     failure = query.exception()
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""The ledger beside the journals themselves, on a real broker: equal, exactly once, or a clear no."""
+"""The ledger compared with the journals, on a real broker: equal, exactly once, or a clear error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AT_ONCE = UpkeepLimits(step=1_000_000)
 
 
 class Books:
-    """A request topic of its own, whose records are written at times of the test's choice."""
+    """A request topic whose records have timestamps that the test chooses."""
 
     def __init__(self, world: World, spark: SparkSession, name: str = "books") -> None:
         self.spark = spark
@@ -95,7 +95,7 @@ class Books:
             known = self._admin.list_topics(timeout=10).topics
             return self.topic not in known and self.receipts_topic not in known
 
-        until("the topics are gone", are_gone)
+        until("the topics are deleted", are_gone)
 
     def add_partition(self, count: int) -> None:
         wanted = [NewPartitions(name, count) for name in (self.topic, self.receipts_topic)]
@@ -110,10 +110,10 @@ class Books:
                 known = self._producer.list_topics(name, timeout=10).topics[name]
                 return len(known.partitions) == partitions
 
-            until("the broker tells of the partitions", are_there)
+            until("the broker reports the partitions", are_there)
 
     def cut(self, topic: str, partition: int, offset: int) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         deleted = self._admin.delete_records([TopicPartition(topic, partition, offset)])
         for future in deleted.values():
             future.result(30)
@@ -136,7 +136,7 @@ class Books:
         self.flush()
 
     def in_transaction(self, count: int, partition: int = 0, *, is_committed: bool) -> None:
-        """Requests of a transaction; a marker, which is no record, follows them."""
+        """Write requests in a transaction; a marker, which is not a record, follows them."""
         producer = self.access.producer(f"{self.topic}.{os.urandom(4).hex()}")
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -158,7 +158,7 @@ class Books:
         return Ledger.open(self.spark, str(path))
 
     def requests_in_kafka(self) -> list[tuple[Any, ...]]:
-        """(partition, offset, timestamp, key, value, headers), read without anything of ours."""
+        """(partition, offset, timestamp, key, value, headers), read without code of the product."""
         return sorted(
             (m.partition(), m.offset(), m.timestamp()[1], m.key(), m.value(), headers_of(m))
             for m in read_all(self.servers, self.topic)
@@ -186,7 +186,7 @@ class Books:
         return sorted(found)
 
     def assert_equal(self, path: Path | str) -> None:
-        """The ledger holds what the topics hold, row by row."""
+        """The ledger equals the topics, row by row."""
         with ThreadPoolExecutor(2) as readers:
             asked = readers.submit(self.requests_in_kafka)
             told = readers.submit(self.outcomes_in_kafka)
@@ -200,7 +200,7 @@ def headers_of(message: Message) -> list[Any]:
     try:
         return [(name, value) for name, value in asked() or []]
     except (UnicodeDecodeError, SystemError):
-        return []  # a name that is no text: the ledger says so in `detail`
+        return []  # a name that is not text: the ledger says so in `detail`
 
 
 def requests_in(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -250,7 +250,7 @@ def books(world: World, spark: SparkSession) -> Books:
 def shelf(
     stack: EmbeddedStack, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Books, Path]]:
-    """A ledger that is made once, of three days; tests damage copies of it."""
+    """A ledger of three days that is made once; tests damage copies of it."""
     folder = tmp_path_factory.mktemp("shelf")
     with World(stack.kafka, stack.redis, folder) as world:
         books = Books(world, spark).create()
@@ -368,7 +368,7 @@ def test_files_of_a_killed_run_are_never_read_and_removed_by_a_later_run(
     books.assert_equal(path)
     assert Ledger.verify(books.spark, str(path)).leftovers == 2
     books.extend(path)
-    assert unpublished.exists(), "a run that goes on may still publish it"
+    assert unpublished.exists(), "a running one may still publish it"
 
     books.ask(1)
     books.extend(path)
@@ -488,7 +488,7 @@ def test_offsets_removed_before_they_were_read_need_accept_gap(
     assert ledger.reach[JournalKey("requests", shard)] == Span(0, 8)
     assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
     assert [one[1] for one in outcomes_in(ledger.outcomes())] == [0, 2, 3]
-    assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
+    assert books.extend(path).steps == 0, "an accepted gap does not count the next time"
 
 
 def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
@@ -555,7 +555,7 @@ def one_file(path: Path) -> Path:
 
 
 def without_checksum(file: Path) -> Path:
-    """Hadoop keeps one of its own beside files of this machine; other storage has none."""
+    """Hadoop writes a checksum beside local files; other storage has none."""
     file.with_name(f".{file.name}.crc").unlink()
     return file
 
@@ -729,7 +729,7 @@ Typed = Callable[..., Result]
 def type_ledger(
     damaged: tuple[Books, Path], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Typed:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     books, path = damaged
     command = import_module("blackbox.cli.ledger")
     monkeypatch.setattr(command, "spark", lambda *_: nullcontext(spark))

@@ -1,4 +1,4 @@
-"""Files into a request topic, on a real broker: every row judged first, then each sent once."""
+"""Files into a request topic, on a real broker: every row is validated first, then each is sent once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REFUSED = 3
 
 
 class LoadRunner:
-    """A world into whose request topic files are loaded, by tasks of the shared session."""
+    """A world whose request topic files are loaded into, by tasks of the shared session."""
 
     def __init__(self, world: World, session: SparkSession) -> None:
         self.world = world
@@ -82,7 +82,7 @@ class LoadRunner:
         return load.validate(self._session, largest_record(self.access, 1_000_000))
 
     def send(self, load: Load, rate: int | None = None) -> int:
-        """Judge and send; returns how many rows came in meanwhile."""
+        """Validate and send; returns how many rows were added."""
         before = load.rows_in
         verdict = self.check(load)
         assert verdict.bad == 0, verdict
@@ -313,7 +313,7 @@ def test_a_load_with_a_rate_is_sent_over_time(runner: LoadRunner, tmp_path: Path
     assert runner.send(runner.plan(*paths), rate=100) == 300
 
     stamps = [m.timestamp()[1] for m in runner.records()]
-    assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, those sent first none"
+    assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, except the first ones"
 
 
 def test_the_rate_is_not_exceeded_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_the_rate_is_not_exceeded_after_a_delay(monkeypatch: pytest.MonkeyPatch)
         sent_at_s.append(now_s)
         now_s += took_s
 
-    assert sent_at_s == [0, 0.5, 1, 3, 3.5], "what a slow Kafka took is not made up for"
+    assert sent_at_s == [0, 0.5, 1, 3, 3.5], "the delay of a slow Kafka is not compensated"
 
 
 def test_the_rate_limits_the_rows_per_transaction() -> None:
@@ -346,7 +346,7 @@ def test_the_rate_limits_the_rows_per_transaction() -> None:
 
 
 def test_kafka_accepts_progress_only_for_an_existing_partition(runner: LoadRunner) -> None:
-    """Why each piece has a group of its own, and partition 0 in it."""
+    """The reason why each piece has its own group, with partition 0."""
     name = piece_name(runner.access, "none", 0)
     writer = PieceWriter(runner.access, runner.world.requests, name, 1)
     writer.open()
@@ -373,7 +373,7 @@ class Command:
         )
 
     def kill(self) -> list[psutil.Process]:
-        """SIGKILL; returns what it had started, which may go on for a moment."""
+        """SIGKILL; returns its child processes, which may continue for a moment."""
         family = []
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
@@ -409,7 +409,7 @@ class Answer(NamedTuple):
 def type_load(
     runner: LoadRunner, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Answer]:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     monkeypatch.setattr("blackbox.spark.spark_session.start_session", lambda *_: nullcontext(spark))
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     topic = runner.world.requests
@@ -449,7 +449,7 @@ def full_row(number: int) -> dict[str, object]:
 
 
 def times_in(servers: str, topic: str, count: int) -> Counter[int]:
-    """How many rows are in the topic how often, as a read_committed consumer sees them."""
+    """How many rows occur how often in the topic, as a read_committed consumer sees them."""
     seen = bytearray(count)
     options = {"bootstrap.servers": servers, "group.id": "count", "enable.partition.eof": True}
     consumer = Consumer({**options, "isolation.level": "read_committed"})
@@ -510,7 +510,7 @@ def test_every_row_is_loaded_once_although_runs_are_killed(
     assert done["sent"] + done["already"] == ROWS
     assert times_in(servers, world.requests, ROWS) == {1: ROWS}
     assert "this load was already complete" in type_load(*paths).out
-    until("nothing is left of them", lambda: not any(orphan.is_running() for orphan in orphans))
+    until("their processes have ended", lambda: not any(orphan.is_running() for orphan in orphans))
 
 
 def test_the_command_names_bad_rows_and_loads_corrected_ones(
@@ -575,5 +575,5 @@ def test_a_recreated_topic_is_loaded_again(runner: LoadRunner, tmp_path: Path) -
     until("it is gone", lambda: runner.world.requests not in admin.list_topics(timeout=5).topics)
     runner.world.create(NewTopic(runner.world.requests, 4))
 
-    until("nothing of it is in", lambda: runner.plan(path).rows_in == 0)
+    until("nothing of it is loaded", lambda: runner.plan(path).rows_in == 0)
     assert runner.send(runner.plan(path)) == 5

@@ -1,4 +1,4 @@
-"""The audit's page for people shows what callers wrote, and is made of its own tags alone."""
+"""The HTML page of the audit shows text of callers, and contains only its own tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller writes stays where it belongs: no other topic, key, log line, metric or terminal."""
+"""Records of a caller affect no other topic, key, log line, metric or terminal."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_json_for_machines_is_printable_and_means_the_same(text: str) -> None:
 def besieged(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[World, ServiceProcess, set[str]]]:
-    """A service that was given everything hostile, and the series it showed before."""
+    """A service that has read all hostile records, and the time series it had before."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("besieged")) as world:
         service = world.start_service(retries=0).wait_ready()
         world.ask(4, within_s=0)
@@ -167,7 +167,7 @@ def samples(service: ServiceProcess) -> list[Any]:
 
 
 def series(service: ServiceProcess) -> set[str]:
-    """Each time series that is shown, with its positions."""
+    """Each time series, with its labels."""
     return {f"{sample.name}{sorted(sample.labels.items())}" for sample in samples(service)}
 
 

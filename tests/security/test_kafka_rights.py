@@ -1,4 +1,4 @@
-"""The list of Kafka's ACLs in `deploy/kafka-acls.csv`: enough for each command, and none too many."""
+"""The list of Kafka's ACLs in `deploy/kafka-acls.csv`: enough for each command, and none unnecessary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.service
 
 
 class Deployment:
-    """Topics, a group and ids of the list's names behind a prefix of their own, and one who may use them."""
+    """Topics, a group and ids with the names of the list and a prefix, and a user for them."""
 
     def __init__(self, kafka: GuardedKafka, redis_url: str, folder: Path) -> None:
         self.prefix = f"t{uuid4().hex[:8]}."
@@ -139,7 +139,7 @@ def deployment(
 
 
 def each(*commands: str) -> pytest.MarkDecorator:
-    """Once for each right of these commands, which is then missing."""
+    """Once for each permission of these commands, which is then missing."""
     return pytest.mark.parametrize("missing", kafka_rights(*commands), ids=str)
 
 
@@ -148,7 +148,7 @@ def without(missing: Right, *commands: str) -> list[Right]:
 
 
 def grants(right: Right) -> Callable[[str], object]:
-    """Whether a text says to grant this right."""
+    """Whether a text says to grant this permission."""
     what = rf"grant (\w+ and )?{right.operation}( and \w+)? on {right.resource} {right.name}"
     return re.compile(what.replace(".", r"\.")).search
 
@@ -192,7 +192,7 @@ def test_without_one_of_its_permissions_the_service_names_it(
 
 
 def forget(deployment: Deployment) -> None:
-    """Take the index away, so that the last receipt is doubtful as after a crash."""
+    """Delete the index, so that the last receipt is checked as after a crash."""
     with Redis.from_url(deployment.redis_url) as client:
         client.delete(*client.scan_iter(f"blackbox:{{{deployment.requests}-0}}:*"))
 
@@ -217,11 +217,11 @@ def test_without_permission_to_read_targets_unchecked_requests_are_in_doubt(
     ]
     deployment.allow(without(taken, "run"))
     service = deployment.start().wait_ready()
-    until("it says so", lambda: grants(deployment.own(taken))(service.log.read_text()))
-    until("it is in doubt", lambda: service.metric("blackbox_in_doubt") == 1)
+    until("it reports it", lambda: grants(deployment.own(taken))(service.log.read_text()))
+    until("it is doubtful", lambda: service.metric("blackbox_in_doubt") == 1)
 
     deployment.allow(kafka_rights("run"))
-    until("it is no more", lambda: service.metric("blackbox_in_doubt") == 0)
+    until("it is no longer doubtful", lambda: service.metric("blackbox_in_doubt") == 0)
     service.stop()
     assert len(deployment.kafka.read(deployment.letters if letters else deployment.target)) == 1
 
@@ -312,7 +312,7 @@ def test_receipts_get_partitions_only_with_the_permission_to_alter_them(
             deployment.receipts: 2
         }
     else:
-        until("it says so", lambda: grants(deployment.own(right))(deployment.logged()))
+        until("it reports it", lambda: grants(deployment.own(right))(deployment.logged()))
 
 
 WRITES = "API and cancel and reschedule"
@@ -364,7 +364,7 @@ TRIMS = "run that trims"
 
 
 def start_trimming(deployment: Deployment) -> ServiceProcess:
-    """A service that looks each second what it can remove."""
+    """A service that trims every second."""
     for topic in (deployment.letters, deployment.target):
         deployment.create(topic)
     for topic in (deployment.requests, deployment.receipts):
@@ -494,7 +494,7 @@ def test_a_recurring_request_needs_the_permission_to_write_requests(
     if is_allowed:
         until("it recurs", lambda: len(deployment.kafka.read(deployment.target)) >= 3)
     else:
-        until("it says so", lambda: grants(deployment.own(right))(deployment.logged()))
+        until("it reports it", lambda: grants(deployment.own(right))(deployment.logged()))
         deployment.until_delivered(1)
 
 
@@ -663,7 +663,7 @@ def test_rebind_names_missing_permissions_for_a_recreated_topic(
         assert "another topic; 0 written again, 1 dropped" in answer.out, answer
         assert (
             len(deployment.kafka.read(deployment.receipts)) == 3
-        )  # both of the topic before end it
+        )  # the receipts end with both of the former topic
 
 
 @each("send")
@@ -730,7 +730,7 @@ def test_commands_name_missing_permissions_to_describe_shards(
 ) -> None:
     deployment.create_all()
     deployment.allow(without(missing, missing.command))
-    told = grants(deployment.own(missing._replace(operation="Read")))  # which is more
+    told = grants(deployment.own(missing._replace(operation="Read")))  # which includes Describe
     for line in LOOKS_AT_SHARDS[missing.command]:
         answer = deployment.run(*line)
         assert answer.code == 1
@@ -738,7 +738,7 @@ def test_commands_name_missing_permissions_to_describe_shards(
 
 
 def load_a_piece(deployment: Deployment) -> None:
-    """What the tasks of `blackbox load` do."""
+    """The work of the tasks of `blackbox load`."""
     access = deployment.access()
     name = piece_name(access, "0123abcd", 0)
     PieceProgressReader(access, deployment.requests).of([name])

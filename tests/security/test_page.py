@@ -1,4 +1,4 @@
-"""`docs/security.md` tells what `deploy/` ships, and names tests that exist."""
+"""`docs/security.md` shows what `deploy/` ships, and names existing tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two Redis users that `deploy/redis.acl` ships: what each may is what its commands use."""
+"""The two Redis users that `deploy/redis.acl` ships: each may use exactly the commands that it needs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.world import World, read_all, until
 pytestmark = pytest.mark.service
 
 WITHOUT_A_RIGHT = {"auth"}
-"""Commands that Redis takes from everybody."""
+"""Commands that Redis accepts from everybody."""
 
 NOT_FOR_A_SERVICE = {"config|get"}
-"""It would also show passwords of the server, so that a service goes without; `check` says so."""
+"""It would also show passwords of the server, so a service does not use it; `check` says so."""
 
 OWN = {"acl|log", "acl|setuser", "config|resetstat", "config|set", "flushall", "del", "keys"}
-"""What the tests themselves ask of Redis."""
+"""The commands of the tests themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def deployment(
 
 @pytest.fixture(scope="module")
 def used_by_the_service(redis_7: str, deployment: World, server: GuardedRedis) -> set[str]:
-    """A life with everything that a service and its commands do in Redis; what Redis counted then."""
+    """Everything that a service and its commands do in Redis; returns the commands that Redis counted."""
     with server.admin() as admin:
         admin.config_resetstat()
         daily_work(deployment, admin)
@@ -81,7 +81,7 @@ def used(admin: redis.Redis) -> set[str]:
 
 
 def daily_work(deployment: World, admin: redis.Redis) -> None:
-    """Deliveries, a replaced and a cancelled one, a target that is missing, a batch beyond 16 MiB."""
+    """Deliveries, a replaced and a cancelled request, a missing target, a batch beyond 16 MiB."""
     target = extra(deployment)
     deployment.create(NewTopic(target, 1))
     service = deployment.start_service(retries=1, trim_interval_s=1).wait_ready()
@@ -93,8 +93,11 @@ def daily_work(deployment: World, admin: redis.Redis) -> None:
     for size in (900_000, *[10] * 20):
         ask(deployment, {"topic": target, "message": "x" * size, "countdown": 1})
     brokers = deployment.kafka.bootstrap_servers
-    until("all but the one for nowhere come out", lambda: len(read_all(brokers, target)) == 22)
-    until("that one is a dead letter", lambda: deployment.received(deployment.dead_letters))
+    until(
+        "all except the one without a target are delivered",
+        lambda: len(read_all(brokers, target)) == 22,
+    )
+    until("it is a dead letter", lambda: deployment.received(deployment.dead_letters))
     assert service.metric("blackbox_replaced_total") == 1
     until("it has walked", lambda: service.metric("blackbox_journal_low_water_position") > 0)
 
@@ -107,7 +110,7 @@ def missing_payload(deployment: World, admin: redis.Redis) -> None:
 
 
 def rolled_back(deployment: World, admin: redis.Redis) -> None:
-    """The index is kept, and lacks outcomes."""
+    """A kept index that lacks outcomes."""
     service = deployment.services[-1]
     opened = service.metric("blackbox_recoveries_total")
     for key in admin.keys("blackbox:*:receipts"):
@@ -141,7 +144,7 @@ def callers_with_rules(deployment: World) -> None:
     for _ in range(20):
         ask(deployment, {"topic": target, "message": "x", "countdown": 0})
     until("some are refused", lambda: service.metric("blackbox_refused_total") > 0)
-    until("some wait", lambda: service.metric("blackbox_retried_total") > 0)
+    until("some are pending", lambda: service.metric("blackbox_retried_total") > 0)
     assert blackbox(deployment.environment(), "pause", target).code == 0
     assert blackbox(deployment.environment(), "resume", target).code == 0
     service.stop()
@@ -172,19 +175,19 @@ def lookups(deployment: World) -> None:
 
 
 def notes_between_processes(server: GuardedRedis) -> None:
-    """What the tasks and the driver of the Spark engine tell each other."""
+    """The notes between the tasks and the driver of the Spark engine."""
     sender, listener = bus.Bus(server.url, "rights"), bus.Listener(server.url, "rights", ("kind",))
     listener.next(0.1)
-    listener._sign_s -= 2 * bus.SILENCE_S  # as after a silence
+    listener._sign_s -= 2 * bus.SILENCE_S  # as after a silent period
     listener.next(0.1)
     sender.send("kind", {"of": "note"})
-    assert until("it is heard", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
+    assert until("it is received", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
     sender.close()
     listener.close()
 
 
 def extra(deployment: World) -> str:
-    """A target of which the books of the world know nothing."""
+    """A target that the bookkeeping of the world ignores."""
     return f"{deployment.name}.extra"
 
 
@@ -245,7 +248,7 @@ def fill(server: GuardedRedis, shard: Shard) -> None:
 
 
 def lose_a_payload(server: GuardedRedis, shard: Shard) -> None:
-    """The first entry's; and leave a payload without its entry."""
+    """Delete the payload of the first entry; and leave a payload without its entry."""
     with server.admin() as admin:
         prefix = f"blackbox:{{{shard}}}:msg:"
         admin.delete(f"{prefix}{0:016x}")

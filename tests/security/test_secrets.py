@@ -1,4 +1,4 @@
-"""No password is in anything that blackbox prints, logs or serves, whatever goes wrong."""
+"""Nothing that blackbox prints, logs or serves contains a password, whatever fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMMANDS = (
 
 
 class Vault:
-    """Servers that want passwords, and settings that have them."""
+    """Servers that require passwords, and settings that contain them."""
 
     def __init__(self, kafka: GuardedKafka, redis: EmbeddedRedis, folder: Path) -> None:
         self.kafka = kafka
@@ -114,7 +114,7 @@ WAYS: dict[str, Callable[[Vault], dict[str, str]]] = {
     "a setting": lambda vault: vault.environment({"no.such.setting": PLANTED}),
     "the file": lambda vault: vault.environment({"sasl.password": f"\\u{PLANTED}"}),
 }
-"""What goes wrong, as settings that make it."""
+"""Failures, each with the settings that cause it."""
 
 AT_THE_START = (
     "Redis' password", "Redis' TLS", "Kafka's password", "Kafka's CA", "the key's password",

@@ -1,4 +1,4 @@
-"""Redis over TLS: `rediss://`, with a CA of one's own."""
+"""Redis over TLS: `rediss://`, with a private CA."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_redis_certificate_of_another_ca_is_refused(world: World, tmp_path: Pa
     assert f"127.0.0.1:{world.redis.tls_port}" in line
 
     service = world.start_service(redis_url=url)
-    until("the service says so", lambda: "certificate verify failed" in service.log.read_text())
+    until("the service reports it", lambda: "certificate verify failed" in service.log.read_text())
     assert service.get("/readyz")[0] == 503
 
 

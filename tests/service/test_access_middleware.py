@@ -1,4 +1,4 @@
-"""What is decided before a request reaches its route, by a real HTTP server; no Kafka, no Redis."""
+"""Checks before a request reaches its route, on a real HTTP server; no Kafka, no Redis."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ BODIES = [
     ("POST", "/dead-letters/replay"),
     ("POST", "/dead-letters/discard"),
 ]
-"""Whatever takes a body."""
+"""All operations with a body."""
 
 SMALL = {"/requests/x": 64 << 10, "/dead-letters/replay": 1 << 20, "/dead-letters/discard": 1 << 20}
-"""Those that take less than others."""
+"""Operations with a smaller limit."""
 
 
 class Nobody:
-    """A control that is never asked for anything."""
+    """An admin that must not be called."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
@@ -61,7 +61,7 @@ Open = Callable[..., HttpServer]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Starts a server with more settings; it asks `control`, by default one that must not be asked."""
+    """Starts a server with more settings; it calls `control`, by default one that must not be called."""
     with ExitStack() as ending:
 
         def start(admin: object | None = None, **more: object) -> HttpServer:
@@ -86,7 +86,7 @@ def client(server: HttpServer, token: str | None = None) -> httpx.Client:
 
 
 def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes = b"") -> int:
-    """The status that is answered to this head, and this much of a body, while the client goes on to wait."""
+    """The status of the answer to this head and part of a body, while the client waits."""
     head = [f"{method} {path} HTTP/1.1", f"Host: {HOST}:{server.port}", *lines, "", ""]
     with socket.create_connection((HOST, server.port), timeout=10) as connection:
         connection.sendall("\r\n".join(head).encode() + body)
@@ -225,7 +225,7 @@ def test_an_admitted_request_reaches_its_route_with_its_body(opened: Open) -> No
 
 
 class Naming(Nobody):
-    """Tells who asked."""
+    """Returns the name of the caller."""
 
     def send(self, values: list[bytes], caller: str | None) -> list[str]:
         return [str(caller)]
@@ -271,7 +271,7 @@ def test_an_invalid_caller_name_is_refused(
 
 
 class Crowded(Nobody):
-    """A thousand callers, each with one request more than the one before."""
+    """A thousand callers, each with one request more than the previous one."""
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         many = Counter({f"caller-{number}": number + 1 for number in range(1000)})
@@ -286,7 +286,7 @@ def test_stats_list_only_the_callers_with_most_requests(opened: Open) -> None:
 
 
 class Dead(Nobody):
-    """A letter of somebody's secrets."""
+    """A dead letter with secret content."""
 
     def letters(self, *_: object, **__: object) -> list[DeadLetter]:
         value = b'{"message": "secret"}'
@@ -309,7 +309,7 @@ def test_the_content_of_dead_letters_requires_the_token_for_changes(opened: Open
 
 
 class Binary(Nobody):
-    """As many letters as are wanted, whose keys and values take several times as many bytes in an answer."""
+    """Any number of dead letters whose keys and values need several times as many bytes in an answer."""
 
     def letters(self, *_: object, limit: int, most_bytes: int, **__: object) -> list[DeadLetter]:
         text = b"\x01" * most_bytes
@@ -331,7 +331,7 @@ def test_an_answer_with_dead_letters_is_limited_in_bytes(opened: Open, limit: in
 
 
 class Watched(Nobody):
-    """Letters that take a while; notes how many look at once, and how much they want of each."""
+    """Dead letters that are read slowly; records how many readers there are, and how much of each they request."""
 
     def __init__(self) -> None:
         self.looking = self.most_looking = 0
@@ -364,7 +364,7 @@ def test_dead_letters_are_read_by_one_client_at_a_time(
 
 
 class Scheduled(Nobody):
-    """Pages of schedules, each with so many messages of so many bytes."""
+    """Pages of schedules, each with a number of messages of a given size."""
 
     def __init__(self, *counts: int, size: int = 10) -> None:
         self._counts = counts
@@ -472,7 +472,7 @@ def test_pausing_an_invalid_topic_name_is_refused(opened: Open, topic: str, how:
 
 
 class Moving(Nobody):
-    """Moves what it is asked to."""
+    """Reschedules any request."""
 
     def reschedule(
         self, id: str, *, countdown_s: float | None, at: str | int | None
@@ -533,7 +533,7 @@ def test_bodies_are_limited_in_total_bytes(opened: Open, monkeypatch: pytest.Mon
             refused = other.post("/requests", content=large)
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert other.post("/requests", content=small).status_code == 201
-        for _ in range(10):  # what was answered is held no more
+        for _ in range(10):  # bodies of answered requests are freed
             until("it fits", lambda: other.post("/requests", content=large).status_code == 201, 5)
             assert other.post("/requests", content=large).status_code == 201
 

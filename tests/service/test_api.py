@@ -1,4 +1,4 @@
-"""The HTTP API of a real service: ask, find, list, cancel, count."""
+"""The HTTP API of a real service: send, find, list, cancel, count."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_of_1000_overdue_requests_only_the_500_not_cancelled_are_delivered(
     def fired() -> list[int]:
         return [int(message.value() or b"") for message in world.received(world.targets[0])]
 
-    until("500 fired", lambda: len(fired()) >= 500)
+    until("500 are delivered", lambda: len(fired()) >= 500)
     assert sorted(fired()) == list(range(1, 1000, 2))
     assert service.get("/stats").json()["pending"] == 0
 
@@ -253,7 +253,7 @@ def test_schedules_are_listed_as_in_kafka_message_scheduler(world: World, serve:
     world.send_raw(b"\x00on", list(terms.items()), key=b"vid1-online")
     world.flush()
     service = serve(history_topic=f"{world.name}.history")
-    [found] = until("it is told", lambda: service.get("/schedules").json())
+    [found] = until("it is reported", lambda: service.get("/schedules").json())
     assert abs(found.pop("timestamp") - time.time()) < 60
     assert found == {
         "id": "vid1-online",

@@ -1,4 +1,4 @@
-"""When Redis is full, Kafka holds the requests; nothing is refused, nothing is lost."""
+"""When Redis is full, requests stay in Kafka; nothing is refused, nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECOVERS_IN_S = 10.0
 
 @contextmanager
 def stopped(server: EmbeddedRedis) -> Iterator[None]:
-    """A Redis that hangs meanwhile."""
+    """A Redis that hangs during the context."""
     with redis.Redis.from_url(server.url) as client:
         process = psutil.Process(client.info("server")["process_id"])
     process.suspend()
@@ -35,7 +35,7 @@ def stopped(server: EmbeddedRedis) -> Iterator[None]:
 
 @pytest.fixture
 def small_world(stack: EmbeddedStack, tmp_path: Path, engine: str) -> Iterator[World]:
-    """A world whose Redis has room for a fraction of what will be asked."""
+    """A world whose Redis has room for a fraction of the requests."""
     redis = EmbeddedRedis(tmp_path / "redis", settings={"maxmemory": "12mb"})
     redis.start()
     with World(stack.kafka, redis, tmp_path, engine) as world:
@@ -52,7 +52,7 @@ def test_more_requests_than_redis_can_hold_are_all_delivered(small_world: World)
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
     verdict = small_world.wait_delivered(timeout_s=120)
     assert verdict.is_exact, verdict
-    until("intake goes on", lambda: service.metric("blackbox_intake_paused") == 0)
+    until("intake continues", lambda: service.metric("blackbox_intake_paused") == 0)
 
 
 @pytest.mark.proof
@@ -87,7 +87,7 @@ def test_lookups_are_fast_while_redis_is_full(small_world: World) -> None:
     small_world.ask(20_000, within_s=3600, from_s=1800, size=1000)
     until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
     with httpx.Client(base_url=service.address, trust_env=False, timeout=30) as client:
-        client.get("/requests/nobody")  # the first one meets Kafka
+        client.get("/requests/nobody")  # the first one connects to Kafka
         began = time.monotonic()
         for _ in range(10):
             assert client.get("/requests/nobody").status_code == 404
@@ -114,7 +114,10 @@ def test_probes_and_sends_are_answered_while_lookups_wait_for_a_hanging_redis(
             assert client.get("/liveness").status_code == 200
             assert client.post("/requests", json=asked).status_code == 201
             took_s = time.monotonic() - began
-            assert {look.result().status_code for look in looks} <= {200, 503}  # some were kept
+            assert {look.result().status_code for look in looks} <= {
+                200,
+                503,
+            }  # some answers were cached
             ended_s = time.monotonic() - began
     print(f"two probes and a request: {took_s:.2f} s; the last of 60 looks: {ended_s:.1f} s")
     assert took_s < 2

@@ -1,4 +1,4 @@
-"""Hostile records: each ends as a delivery, a pending entry or a dead letter, and the service goes on."""
+"""Hostile records: each ends as a delivery, a pending entry or a dead letter, and the service continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `blackbox check` and every start say of a real Kafka and a real Redis."""
+"""The findings of `blackbox check` and of every start on a real Kafka and a real Redis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEEDED_MS = 2 * 86_400_000
 def sound_redis(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedRedis]:
-    """A Redis of which there is nothing to say."""
+    """A Redis without findings."""
     redis = EmbeddedRedis(tmp_path_factory.mktemp("sound"), settings=SOUND)
     redis.start()
     yield redis
@@ -90,7 +90,7 @@ def request_topic(settings: Settings) -> str:
 
 
 def create(settings: Settings, name: str, partitions: int = 4, **more: str) -> None:
-    """A topic as the service would make it, but for what is given (`retention_ms="1"`)."""
+    """A topic as the service would create it, except for the given settings (`retention_ms="1"`)."""
     config = {
         "retention.ms": "-1",
         "message.timestamp.type": "LogAppendTime",
@@ -101,7 +101,7 @@ def create(settings: Settings, name: str, partitions: int = 4, **more: str) -> N
 
 
 def ensure(settings: Settings) -> None:
-    """What a start does to the topics."""
+    """Create or extend the topics, as a start does."""
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
     ours = [*settings.topics, settings.dead_letter_topic]
     own_topics(settings, kafka(settings)).ensure()
@@ -109,8 +109,8 @@ def ensure(settings: Settings) -> None:
 
 
 def wait_for(admin: AdminClient, topics: list[str]) -> None:
-    """The broker tells of a new topic a moment after the controller has made it."""
-    until("the topics are told", lambda: Topics(admin).describe(topics).keys() == set(topics))
+    """The broker reports a new topic a moment after the controller has created it."""
+    until("the topics are reported", lambda: Topics(admin).describe(topics).keys() == set(topics))
 
 
 def test_check_finds_nothing_before_the_first_start(settings: Settings) -> None:
@@ -242,7 +242,7 @@ def test_a_start_adds_missing_partitions_of_receipts(settings: Settings) -> None
     create(settings, receipts_topic(request_topic(settings)), partitions=2)
     create(settings, request_topic(settings), partitions=4)
     ensure(settings)
-    until("the new partitions are told", lambda: findings(settings) == [])
+    until("the new partitions are reported", lambda: findings(settings) == [])
 
 
 def test_receipts_without_their_request_topic_are_refused(settings: Settings) -> None:
@@ -277,7 +277,7 @@ def test_an_inspector_fails_if_redis_does_not_answer(settings: Settings) -> None
 def guarded_kafka(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedKafka]:
-    """A broker with ACLs (what no ACL names is allowed) that creates any topic it is asked about."""
+    """A broker with ACLs (everything without an ACL is allowed) that creates any topic that a client asks for."""
     kafka = EmbeddedKafka(
         tmp_path_factory.mktemp("guarded"),
         settings={
@@ -422,7 +422,7 @@ def page(name: str) -> str:
 
 
 def capital(text: str) -> str:
-    """`{topic}: …` as the page writes it: `TOPIC: …`."""
+    """`{topic}: …` as on the page: `TOPIC: …`."""
 
     class Capitals(defaultdict[str, str]):
         def __missing__(self, name: str) -> str:

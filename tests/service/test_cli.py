@@ -368,7 +368,7 @@ def test_a_running_service_stops_gracefully_on_sigterm(world: World) -> None:
 def test_a_service_that_starts_before_redis_waits_for_it(world: World, tmp_path: Path) -> None:
     redis = EmbeddedRedis(tmp_path / "later", port=free_port())
     service = world.start_service(redis_url=f"redis://127.0.0.1:{redis.port}/0")
-    until("it says that it waits", lambda: "not started yet" in service.log.read_text())
+    until("it reports that it waits", lambda: "not started yet" in service.log.read_text())
     assert service.get("/livez")[0] == 200
     assert service.get("/readyz")[0] == 503
     redis.start()
@@ -381,7 +381,7 @@ def test_a_service_that_starts_before_redis_waits_for_it(world: World, tmp_path:
 
 def test_a_service_that_waits_for_kafka_stops_on_sigterm(world: World) -> None:
     service = world.start_service(kafka_bootstrap_servers="127.0.0.1:1")
-    until("it is up", lambda: service.get("/livez")[0] == 200)
+    until("it is live", lambda: service.get("/livez")[0] == 200)
     assert seconds_to_stop(service) < GRACEFUL_S
 
 
@@ -424,7 +424,7 @@ def test_a_second_signal_ends_at_once() -> None:
             process.send_signal(signal.SIGTERM)
             return process.poll() is not None
 
-        assert not ended(), "a wrapper passed the signal on, nobody sent a second one"
+        assert not ended(), "a wrapper forwarded the signal; there was no second one"
         until("the second signal ends it", ended)
         assert process.returncode == 128 + signal.SIGTERM
     finally:

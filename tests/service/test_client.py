@@ -1,4 +1,4 @@
-"""What the Python client says of a request, from a real Kafka and nothing else."""
+"""Lookups of the Python client, from a real Kafka and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ admitted = false
 
 @pytest.fixture(scope="module")
 def shop(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world whose service all tests of this file share, but those that stop one."""
+    """A world whose service all tests of this file share, except those that stop one."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "callers.toml").write_text(RULES)
     with World(stack.kafka, stack.redis, folder) as world:
@@ -205,7 +205,7 @@ def test_a_client_retries_a_lookup_with_a_new_consumer(
 def test_lookups_need_kafka_but_no_service(world: World) -> None:
     with client_of(world) as client:
         before = client.send_later(None, "hi", world.targets[0], SOON, id="before")
-        assert client.get(before).state == "pending", "no service has ever run, nor made receipts"
+        assert client.get(before).state == "pending", "no service has ever run or created receipts"
         service = world.start_service().wait_ready()
         until_it_is(client, before, "delivered")
         assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""Requests due far ahead wait in Kafka, come back in time, once each, and can be ended meanwhile."""
+"""Requests due far ahead wait in Kafka, are promoted in time, once each, and can be ended before."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_cancel_during_a_promotion_ends_the_request(
     monkeypatch.setattr(ShardJournal, "requests", cancelled_meanwhile)
     assert year.promote(now_ms + 8 * HOUR_MS) == 1
     monkeypatch.undo()
-    year.forget()  # even an index that never saw the cold one does not deliver it
+    year.forget()  # even an index that never had the cold request does not deliver it
     year.pass_to(now_ms + 9 * HOUR_MS)
 
     assert year.delivered() == ["kept"]
@@ -194,7 +194,7 @@ def test_another_horizon_after_a_lost_redis_delivers_nothing_twice(
     for hour in range(2, 12):
         year.ask(f"m{hour:02d}", now_ms + hour * HOUR_MS)
     year.pass_to(now_ms)
-    for hour in range(3, 7):  # 2 is late
+    for hour in range(3, 7):  # the promotion of m02 is late
         year.promote(now_ms + hour * HOUR_MS)
         year.pass_to(now_ms + hour * HOUR_MS)
     year.forget()
@@ -221,7 +221,7 @@ def test_a_cold_request_is_renewed_before_kafka_removes_it(year: Year) -> None:
     assert year.standing() == (0, 1)
 
     remove_up_to(year, 2)
-    year.forget()  # the index begins anew behind the request itself
+    year.forget()  # the rebuild starts after the request's own record
     year.pass_to(now_ms + 6 * DAY_MS)
     assert year.standing() == (0, 1)
     keep(year, -1)

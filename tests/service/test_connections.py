@@ -1,4 +1,4 @@
-"""Strangers who connect to a real HTTP server and do not go on: too many, too slow, or never."""
+"""Clients that connect to a real HTTP server and then do nothing: too many, too slow, or silent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def connect(port: int) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has ended it; what it sent before is passed over."""
+    """Whether the server has closed it; data that it sent before is skipped."""
     while select.select([connection], [], [], 0)[0]:
         try:
             if not connection.recv(65536):
@@ -85,7 +85,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def bytes_received(connection: socket.socket, wanted: float = math.inf) -> int:
-    """How many bytes come, until there are so many or the server ends the connection."""
+    """The number of bytes received, up to `wanted` or until the server closes the connection."""
     connection.settimeout(10)
     count = 0
     with suppress(ConnectionError):
@@ -243,7 +243,7 @@ def test_a_connection_that_is_being_answered_is_not_closed_for_a_new_one(
 
 
 def deaf(port: int, asked: bytes) -> socket.socket:
-    """A connection that asks, and takes nothing."""
+    """A connection that sends a request, and reads nothing."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     one.connect((HOST, port))
@@ -272,7 +272,7 @@ def test_unread_answers_are_limited_in_bytes(
         open_ = []
         for _ in range(5):
             one = ending.enter_context(deaf(server.port, HEAD.replace(b"livez", b"large")))
-            assert one.recv(1) == b"H"  # its answer has begun, and the server has the rest
+            assert one.recv(1) == b"H"  # its answer has started, and the server keeps the rest
             open_.append(one)
         assert is_live(server.port)
         assert [bytes_received(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
@@ -291,7 +291,9 @@ def test_pipelined_requests_are_answered_one_at_a_time() -> None:
     server.start()
     try:
         with deaf(server.port, 3 * HEAD.replace(b"livez", b"counted")) as one:
-            assert one.recv(1) == b"H"  # the first answer has begun, and the server has the rest
+            assert (
+                one.recv(1) == b"H"
+            )  # the first answer has started, and the server keeps the rest
             assert is_live(server.port)
             assert len(made) == 1
             assert bytes_received(one, 3 * LARGE) >= 3 * LARGE

@@ -1,4 +1,4 @@
-"""What is read of the dead-letter topic, and how much, on a real broker."""
+"""How much of the dead-letter topic is read, on a real broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def headers(topic: str, offset: int) -> list[tuple[str, str | bytes | None]]:
 
 @pytest.fixture
 def box(world: World) -> DeadLetterTopic:
-    """A thousand letters; the newest hundred and every tenth of the others were discarded."""
+    """A thousand dead letters; the newest hundred and every tenth of the others were discarded."""
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
     for number in range(LETTERS):
         about = headers(world.requests, number)

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: what lies there, replayed once, or discarded."""
+"""Dead letters over HTTP: listed, replayed once, or discarded."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def test_concurrent_replays_deliver_a_dead_letter_once(world: World, serve: Serv
         answers = [one.result() for one in asked]
     assert {answer.status_code for answer in answers} <= {200, 503}
     done = [place for answer in answers for place in answer.json().get("done", [])]
-    assert done in ([], [letter["place"]])  # the answer may be lost to a fence, the replay not
+    assert done in (
+        [],
+        [letter["place"]],
+    )  # a fenced process may lose the answer, but not the replay
     until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
     assert close_letters(services[0], "replay", letter["place"])["done"] == []
     assert len(read_all(world.kafka.bootstrap_servers, topic)) == 1

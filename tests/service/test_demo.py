@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and what it says when something is wrong."""
+"""The demo as a new user runs it, and its output when something is wrong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.world import AT_LENGTH, until
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
 
 PATIENCE_S = 400.0
-"""Three JVMs and an audit from cold, beside another worker's."""
+"""Three JVMs and an audit without warm-up, beside another worker's."""
 
 
 class RunningDemo:
-    """A demo in a process of its own, whose temporary files are in a folder of the test's.
+    """A demo in its own process, with its temporary files in a folder of the test.
 
     It writes its page beside that folder, into the current one.
     """
@@ -68,7 +68,7 @@ class RunningDemo:
 
 
 def is_probe(path: Path) -> bool:
-    """What Python's `tempfile` writes, and removes, to find out where it may: killed in between, it stays."""
+    """A file that Python's `tempfile` writes and removes to find a writable folder: it stays after a kill."""
     return path.is_file() and path.read_bytes() in (b"", b"blat")
 
 
@@ -77,7 +77,7 @@ StartDemo = Callable[..., RunningDemo]
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[StartDemo]:
-    """Starts a demo; one that a failing test leaves running is ended."""
+    """Starts a demo, and ends it if a failing test leaves it running."""
     folder = tmp_path / "demo"
     folder.mkdir()
     started: list[RunningDemo] = []

@@ -1,4 +1,4 @@
-"""Nothing lost, nothing twice, nothing early: on a real broker and Redis, with the service as a process."""
+"""Nothing is lost, delivered twice or early: on a real broker and Redis, with the service as a process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_requests_due_at_the_same_instant_are_delivered_in_journal_order(world: 
         asked = {"topic": world.targets[0], "message": number, "at": at_ms, "key": "one partition"}
         world.send_raw(json.dumps(asked), partition=0)
     world.flush()
-    until("all came out", lambda: len(world.received()) >= 1000)
+    until("all are delivered", lambda: len(world.received()) >= 1000)
     assert [int(one.value() or b"") for one in world.received()] == list(range(1000))
 
 
@@ -121,10 +121,10 @@ def test_kill_9_at_random_moments_loses_and_duplicates_nothing(world: World) -> 
 
 
 def kill(service: ServiceProcess, dice: random.Random) -> None:
-    """A random moment after it began to deliver, or while it opens its shards."""
+    """Kill it at a random moment after it started to deliver, or while it opens its shards."""
     if dice.random() < 0.7:
         service.wait_ready()
-    with pytest.raises(subprocess.TimeoutExpired):  # it does not end by itself
+    with pytest.raises(subprocess.TimeoutExpired):  # it has not ended by itself
         service.process.wait(dice.uniform(0, 1.5))
     service.kill()
 

@@ -1,4 +1,4 @@
-"""Redis fails over, or loses a node, or moves a slot: nothing is lost, doubled or early."""
+"""Redis fails over, or loses a node, or moves a slot: nothing is lost, duplicated or early."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def pending_in(environment: Mapping[str, str]) -> object:
 
 
 def refused_in(environment: Mapping[str, str], server: EmbeddedRedis) -> list[str]:
-    """What `check` refuses once this server evicts."""
+    """The refusals of `check` once this server evicts keys."""
     assert blackbox(environment, "check").code == 0
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -187,7 +187,7 @@ def test_operator_commands_work_on_every_node_of_a_cluster(
 
 
 def run_operator_commands(world: World, url: str) -> Mapping[str, str]:
-    """Let a service hold eight requests, and ask for one of them."""
+    """Store eight requests with a service, and run commands for one of them."""
     environment = world.environment(redis_url=url)
     world.start_service(redis_url=url).wait_ready()
     world.ask(8, within_s=600, from_s=300)

@@ -37,7 +37,7 @@ def test_foreign_records_in_the_receipts_topic_end_no_request(fragile_world: Wor
 
 
 def forge(world: World) -> None:
-    """What another deployment would deliver there if it were asked to, and other things."""
+    """Write what another deployment would deliver to this topic, and other records."""
     topic = receipts_topic(world.requests)
     shard = Shard(world.requests, 0)
     ended = [asked.place[1] for asked in world.asked.values()]

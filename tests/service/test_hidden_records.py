@@ -1,4 +1,4 @@
-"""An open transaction in a request topic holds up what others write behind it: that is seen, and named."""
+"""An open transaction in a request topic hides later records of others: this is measured and reported."""
 
 from __future__ import annotations
 

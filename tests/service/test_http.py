@@ -1,4 +1,4 @@
-"""The probes and metrics over real HTTP, of a stand-in and of a real service."""
+"""The probes and metrics over real HTTP, of a fake and of a real service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On time: figures that hold on a machine of two cores that does nothing else."""
+"""Lateness: figures for an otherwise idle machine of two cores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PENDING = int(os.environ.get("BLACKBOX_TEST_PENDING", "100000"))
 IDLE_S = float(os.environ.get("BLACKBOX_TEST_IDLE_S", "5"))
 
 SHORTEST_S = {"process": 0.0, "spark": 2.0}
-"""Countdowns shorter than intake takes are late by what it takes: on Spark, by about half a second."""
+"""Countdowns shorter than intake are late by its duration: on Spark, by about half a second."""
 
 P99_MS = {"process": 400, "spark": 750}
-"""Well below the 1000 ms of a poll; measured: 80 to 250 ms, by what else the machine does."""
+"""Well below the 1000 ms of a poll; measured: 80 to 250 ms, depending on other load."""
 POLLED_P99_MS = 1300
 TRIES = 3
-"""A machine that does something else for a second is no delay of ours."""
+"""Retries, because a busy machine is not a delay of the product."""
 
 IDLE_PERCENT = {"process": 5, "spark": 20}
 
@@ -90,7 +90,7 @@ def test_many_pending_requests_cost_hardly_any_cpu_while_none_is_due(
 
 
 def cpu_s(service: ServiceProcess) -> float:
-    """Processor time of the service and everything it started, also what has ended."""
+    """Processor time of the service and everything it started, including ended processes."""
     return sum(
         times.user + times.system + times.children_user + times.children_system
         for times in (process.cpu_times() for process in service.family())

@@ -1,4 +1,4 @@
-"""How much of the journals a look-up reads, on a real broker: counted in records, not in seconds."""
+"""How much of the journals a lookup reads, on a real broker: counted in records, not in seconds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_receipts(world: World, partition: int, count: int) -> None:
 
 @pytest.fixture
 def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies a second back is not taken for simultaneous."""
+    """Records that are a second older do not count as simultaneous."""
     monkeypatch.setattr("blackbox.core.journal_search.CLOCKS_APART_MS", 200)
 
 
@@ -113,7 +113,7 @@ def test_a_cancel_of_an_old_request_reads_only_later_receipts(
         status = admin.find(id)
         assert status is not None
         write_receipts(world, int(status.source.partition("@")[0].rpartition("/")[2]), MANY)
-        serve()  # its index is beyond them now
+        serve()  # its index is now beyond them
         read.reset()
         assert getattr(admin.find(id), "state", "") == "pending"
         assert read.receipts == 0
@@ -142,7 +142,7 @@ def test_an_outcome_is_searched_near_the_write_time_and_the_due_time(
 ) -> None:
     write_receipts(world, 0, MANY)
     ended_ms = int(time.time() * 1000)
-    until("they lie further back", lambda: int(time.time() * 1000) > ended_ms + 500)
+    until("they are further back", lambda: int(time.time() * 1000) > ended_ms + 500)
     now_ms = int(time.time() * 1000)
     year.ask("refused", now_ms, topic="no topic")
     year.ask("hi", now_ms + 10_000)
@@ -191,7 +191,7 @@ def test_the_outcome_of_a_carried_request_is_searched_near_its_promotion(
         year.pass_to(int(time.time() * 1000))
         assert year.standing() == (0, 1)
         fill(year, MANY)
-        until("it comes near", lambda: int(time.time() * 1000) > due_ms - 3000)
+        until("it is within the horizon", lambda: int(time.time() * 1000) > due_ms - 3000)
         assert year.promote(int(time.time() * 1000)) == 1
         until("it is due", lambda: int(time.time() * 1000) > due_ms)
         year.pass_to(int(time.time() * 1000))
@@ -260,7 +260,7 @@ def test_a_cold_request_without_its_first_record_is_found_by_its_id(
 
     until("their records are removed", are_gone)
     world.services[-1].stop()
-    # A replacement that is written while its request is being renewed comes too late: nothing is, here.
+    # A replacement written during a renewal is too late; nothing is renewed here.
     service = serve(hot_horizon_s=4, renew_after_s=3600)
 
     found = service.get(f"/requests/{ids[0]}").json()
@@ -276,8 +276,8 @@ def test_a_cold_request_without_its_first_record_is_found_by_its_id(
         client.cancel(ids[3])
     until("it is cancelled", lambda: service.get(f"/requests/{ids[3]}").json()["state"] == "ended")
     world.services[-1].stop()
-    serve(hot_horizon_s=4, renew_after_s=4)  # what is cancelled ends when it would be written again
+    serve(hot_horizon_s=4, renew_after_s=4)  # a cancelled request ends when it would be renewed
     inspector = Inspector.of(world.redis.url)
     until("no request is cold", lambda: not any(inspector.cold(shard)[1] for shard, _ in places))
-    until("both come out", lambda: len(world.received(world.targets[0])) == 2)
+    until("both are delivered", lambda: len(world.received(world.targets[0])) == 2)
     assert sorted(m.value() or b"" for m in world.received(world.targets[0])) == [b"1", b"2"]

@@ -1,4 +1,4 @@
-"""Clients that have lost all brokers, and would wait for ever, are replaced."""
+"""Clients that have lost all brokers, and would wait forever, are replaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def access(world: World) -> KafkaAccess:
 
 
 class Monitors:
-    """What clients are told of their brokers."""
+    """The connection monitors of all clients."""
 
     def __init__(self) -> None:
         self.made: list[ConnectionMonitor] = []
@@ -39,7 +39,7 @@ class Monitors:
         return self.made[-1]
 
     def lose(self) -> None:
-        """The clients made until now hear for long that they are not connected."""
+        """Report to all existing clients that they have been disconnected for a long time."""
         for monitor in self.made:
             for _ in range(20):
                 monitor(NO_BROKERS)
@@ -87,7 +87,7 @@ def test_waiting_for_records_continues_with_a_new_consumer(
     monitors.lose()
     world.send_raw(b"news", partition=0)
     world.flush()
-    until("it is heard of", lambda: ends.wait_for_records(first, 0.5))
+    until("the record is noticed", lambda: ends.wait_for_records(first, 0.5))
     assert len(monitors.made) == 2
     ends.close()
 

@@ -1,4 +1,4 @@
-"""Redis may lose its memory, or part of it: the journals put it right, without a person."""
+"""Redis may lose all or some of its data: it is rebuilt from the journals, without an operator."""
 
 from __future__ import annotations
 

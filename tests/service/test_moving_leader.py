@@ -1,7 +1,7 @@
-"""What a broker refused and took what came behind is not taken for delivered.
+"""A record that a broker refused, although it accepted later ones, does not count as delivered.
 
-A leader that has only just been elected does not know a new producer, and takes whatever it sends
-first. librdkafka then reports what was refused before as delivered, without an offset.
+A newly elected leader does not know a new producer, and accepts whatever it sends
+first. librdkafka then reports the refused records as delivered, without an offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.world import World, read_all, until
 pytestmark = pytest.mark.service
 
 LARGE = "x" * 900_000
-"""So that each is a request of its own."""
+"""So large that each record is sent in its own request."""
 
 
 @pytest.fixture(scope="module")

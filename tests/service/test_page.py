@@ -25,7 +25,7 @@ PAGE = Path(blackbox.__file__).parent / "api" / "page"
 HOSTILE = "<img src=x onerror=alert(1)>"
 LOOK, CHANGE = "l" * 16, "c" * 16
 NO_ANSWER = re.compile(r"Failed to load resource: (net::|the server responded with a status of 4)")
-"""What Chromium itself writes for an answer that a test asked for; the page tells it in words."""
+"""Console messages of Chromium for answers that a test provoked; the page shows them as text."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def world(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One for all tests here, each with callers of its own."""
+    """One service for all tests here, each of which has its own callers."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("page")) as world:
         yield world
 
@@ -57,7 +57,7 @@ def api(service: ServiceProcess) -> Iterator[httpx.Client]:
 
 
 class Watched:
-    """Pages of the browser, and what they asked for, wrote to the console and were stopped by."""
+    """Pages of the browser, with their requests, console messages and blocked content."""
 
     def __init__(self, browser: Browser) -> None:
         self._context = browser.new_context(viewport={"width": 1440, "height": 1000})
@@ -89,7 +89,7 @@ class Watched:
 
 @pytest.fixture
 def watched(browser: Browser, service: ServiceProcess) -> Iterator[Watched]:
-    """After each test: nobody but the service was asked, and the console has no error."""
+    """After each test: only the service got requests, and the console has no error."""
     watched = Watched(browser)
     yield watched
     watched.close()
@@ -107,7 +107,7 @@ def ask(api: httpx.Client, world: World, caller: str, **more: object) -> str:
     answer = api.post("/requests", json=request, headers={"CALLER_SERVICE": caller})
     assert answer.status_code == 201, answer.text
     [id] = answer.json()["ids"]
-    until("it is taken in", lambda: state(api, id) != "unread")
+    until("it is stored", lambda: state(api, id) != "unread")
     return str(id)
 
 
@@ -342,7 +342,9 @@ def test_dead_letters_are_discarded_and_remain_visible_on_request(
     world.send_raw("no request", [("CALLER_SERVICE", b"vain")])
     world.flush()
     expect(letters(page, "vain")).to_contain_text("not-json")
-    with page.expect_response("**/dead-letters?*"):  # its rows replace what could be pressed before
+    with page.expect_response(
+        "**/dead-letters?*"
+    ):  # its rows replace the buttons that were there before
         page.get_by_label("Reason").select_option("not-json")
     expect(letters(page, "unknown-topic")).to_have_count(0)
     press(letters(page, "vain"), "Discard")
@@ -431,7 +433,7 @@ def test_text_of_callers_does_not_reorder_the_text_around_it(page: Page) -> None
 
 @pytest.fixture(scope="module")
 def guarded(world: World) -> ServiceProcess:
-    """A second service on the same shards, for who has a token."""
+    """A second service on the same shards, which requires a token."""
     return world.start_service(retries=0, api_token=CHANGE, api_read_token=LOOK).wait_ready()
 
 

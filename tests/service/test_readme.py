@@ -1,4 +1,4 @@
-"""Whatever the README shows is run as it stands; only addresses are the test's own."""
+"""Everything that the README shows is run unchanged, except for addresses."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    ((?:make|pip|export|blackbox) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
 ELSEWHERE = ("make demo", "make test", "pip install '.[server]'", "pip install '.[spark]'")
-"""What runs the whole, or is what this test itself was installed by."""
+"""Commands that run everything, or that installed this test."""
 
 
 @pytest.fixture
 def service(world: World) -> ServiceProcess:
-    """A service on the topics and the group of the defaults' kind, for one test alone."""
+    """A service with topics and a group of its own, for one test."""
     return world.start_service().wait_ready()
 
 
@@ -60,7 +60,7 @@ def test_the_commands_of_the_readme_work(world: World, service: ServiceProcess) 
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
-    until("it is taken in", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
+    until("it is stored", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
     assert " 1 " in bash(world, of["status"])
     assert id in bash(world, of["pending"], COLUMNS="200")
     id = bash(world, of["reschedule"].replace("ID", id)).strip()
@@ -95,7 +95,7 @@ def test_the_http_example_sends_finds_cancels_and_counts(
         for line in lines.replace("reminders", world.targets[0]).splitlines()
     )
     assert '"ids"' in bash(world, ask)
-    # Written to Kafka is not yet taken in: until then it is 404, which is no failure here.
+    # A request in Kafka is not yet stored: until then the answer is 404, which is not a failure here.
     find = find.replace(" --fail", "")
     until("it is pending", lambda: '"state":"pending"' in bash(world, find))
     assert '"pending":1' in bash(world, count)

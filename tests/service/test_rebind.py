@@ -1,4 +1,4 @@
-"""An index belongs to one incarnation of its topics and to one group; journals that lost records are noticed."""
+"""An index belongs to one incarnation of its topics and to one group; lost records of journals are noticed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def admin(world: World) -> AdminClient:
 
 def recreate(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
     delete(world, topic)
-    until("its service misses it", lambda: service.get("/readyz")[0] == 503)
+    until("its service notices the loss", lambda: service.get("/readyz")[0] == 503)
     make(world, topic, partitions)
 
 
@@ -67,7 +67,7 @@ def make(world: World, topic: str, partitions: int) -> None:
         new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
         return all(answer.exception() is None for answer in asked.create_topics([new]).values())
 
-    until("the topic is there again", made, every_s=0.2)
+    until("the topic exists again", made, every_s=0.2)
 
 
 def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> str:
@@ -76,7 +76,7 @@ def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> st
         why = json.loads(body).get("why", {}).values() if status == 503 else ()
         return next((text for text in why if wanted in text), "")
 
-    return until("it says why shards do not open", told)
+    return until("it reports why shards do not open", told)
 
 
 def rebind(world: World, pending: str, **more: object) -> str:
@@ -104,7 +104,7 @@ def pending(world: World, client: Any) -> int:
 
 
 def remove_receipts(world: World) -> None:
-    """Remove all receipts there are."""
+    """Remove all receipts."""
     topic = receipts_topic(world.requests)
     places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(world.partitions)}  # type: ignore[no-untyped-call]
     asked = admin(world)
@@ -134,7 +134,7 @@ def test_the_shards_of_a_recreated_topic_stay_closed_until_a_rebind(
     world.ask(200, within_s=0)
     until("they are delivered", lambda: len(bodies(world)) == 200)
     world.ask(100, from_s=3000, within_s=3600)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     before, world.asked = world.asked, {}
 
     recreate(world, world.requests, world.partitions, service)
@@ -151,7 +151,7 @@ def test_the_shards_of_a_recreated_topic_stay_closed_until_a_rebind(
     )
     assert again == (100 if decision == "deliver" else 0)
     until("new ones are delivered", lambda: len(bodies(world)) >= 200 + 300)
-    until("the old ones wait", lambda: pending(world, client) == again)
+    until("the old ones are pending", lambda: pending(world, client) == again)
     delivered_before = sorted(before)[:200]
     assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
 
@@ -171,7 +171,7 @@ def test_old_receipts_of_a_recreated_topic_end_nothing_if_redis_is_lost_later(
     rebind(world, "drop")
     service = world.start_service(**more).wait_ready()
     world.ask(100, from_s=8, within_s=1)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     if more:
         until("marks are written", lambda: marks(world) >= world.partitions)
 
@@ -211,13 +211,13 @@ def test_requests_of_a_recreated_topic_do_not_get_outcomes_of_old_ones(
 def test_a_walk_does_not_trim_a_topic_recreated_in_the_meantime(world: World) -> None:
     keep(world, world.requests, retention_ms=-1)
     access, shard = kafka(world.settings()), Shard(world.requests, 0)
-    service = world.start_service().wait_ready()  # makes the receipts
+    service = world.start_service().wait_ready()  # creates the receipts topic
     service.stop()
     doubts: list[str] = []
     walks: list[float] = []
 
     class Walking:
-        """The owner of a shard whose topic is created again while it walks."""
+        """The owner of a shard whose topic is recreated during its walk."""
 
         def __init__(self) -> None:
             self.shard = shard
@@ -254,7 +254,7 @@ def bodies(world: World) -> list[str]:
 def test_a_changed_group_delivers_nothing_until_a_rebind(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=20, within_s=25)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
 
     other = world.start_service(group_id=f"{world.name}.other")
@@ -318,7 +318,7 @@ def test_a_group_closes_a_shard_that_was_rebound_to_another_group(
     assert "are not of this owner" in first.log.read_text()
     before = set(world.asked)
     world.ask(200, within_s=2)
-    until("all is delivered", lambda: set(world.asked) <= set(bodies(world)))
+    until("everything is delivered", lambda: set(world.asked) <= set(bodies(world)))
     assert [n for body, n in Counter(bodies(world)).items() if body not in before] == [1] * 200
     assert second.get("/readyz")[0] == 200
 
@@ -339,7 +339,7 @@ def test_messages_in_a_recreated_target_are_not_delivered_again(
             for message in read_all(world.kafka.bootstrap_servers, target)
         )
 
-    until("all is delivered", lambda: delivered() == 200, every_s=0.5)
+    until("everything is delivered", lambda: delivered() == 200, every_s=0.5)
     asked = admin(world)
     for answer in asked.delete_topics([target]).values():
         answer.result()
@@ -348,7 +348,7 @@ def test_messages_in_a_recreated_target_are_not_delivered_again(
         new = NewTopic(target, world.partitions)
         return all(answer.exception() is None for answer in asked.create_topics([new]).values())
 
-    until("the target is there again", made, every_s=0.2)
+    until("the target exists again", made, every_s=0.2)
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for number in range(by_others * world.partitions):
         producer.produce(target, b"x", partition=number % world.partitions)
@@ -359,7 +359,7 @@ def test_messages_in_a_recreated_target_are_not_delivered_again(
     again = world.start_service().wait_ready()
 
     world.ask(1, within_s=0)
-    until("what is new is delivered", lambda: delivered() > 0, every_s=0.5)
+    until("the new one is delivered", lambda: delivered() > 0, every_s=0.5)
     assert delivered() == 1
     assert "named by the last receipt do not exist" not in again.log.read_text()
 
@@ -368,9 +368,9 @@ def test_messages_in_a_recreated_target_are_not_delivered_again(
 def test_a_shortened_log_is_distinguished_from_a_recreated_topic(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
-    # What an unclean election leaves: an index that knows more than the log has.
+    # The result of an unclean election: an index that is beyond the log.
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 150)
 
     again = world.start_service()
@@ -394,7 +394,7 @@ def test_a_service_that_tries_to_open_a_shard_does_not_stop_its_rebind(
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(10, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 10)
+    until("they are stored", lambda: pending(world, client) == 10)
     service.stop()
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
     shard, fenced = Shard(world.requests, 0), list[bool]()
@@ -421,7 +421,7 @@ def test_an_open_transaction_of_a_killed_rebind_does_not_stop_the_next_one(
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(10, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 10)
+    until("they are stored", lambda: pending(world, client) == 10)
     service.stop()
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
     shard, access = Shard(world.requests, 0), kafka(world.settings())
@@ -475,7 +475,7 @@ def test_deleted_receipts_and_a_lost_redis_cause_no_second_delivery(
                 found += journal.committed()
         return found
 
-    until("its group has said so", lambda: committed() == 100, every_s=0.2)
+    until("its group has committed the offsets", lambda: committed() == 100, every_s=0.2)
     service.stop()
     delete(world, receipts_topic(world.requests))
     lose(world, client)
@@ -483,7 +483,7 @@ def test_deleted_receipts_and_a_lost_redis_cause_no_second_delivery(
 
     world.start_service().wait_ready()
 
-    until("each has its letter", lambda: len(world.received(world.dead_letters)) == 100)
+    until("each has its dead letter", lambda: len(world.received(world.dead_letters)) == 100)
     reasons = {
         dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
     }
@@ -500,14 +500,14 @@ def test_requests_without_receipts_become_dead_letters_that_can_be_replayed(
     world.ask(100, within_s=0)
     until("they are delivered", lambda: len(bodies(world)) == 100)
     world.ask(20, from_s=200, within_s=250)
-    until("they are taken in", lambda: pending(world, client) == 20)
+    until("they are stored", lambda: pending(world, client) == 20)
     service.stop()
     remove_receipts(world)
     lose(world, client)
 
     service = world.start_service().wait_ready()
 
-    until("letters are written", lambda: len(world.received(world.dead_letters)) == 100)
+    until("dead letters are written", lambda: len(world.received(world.dead_letters)) == 100)
     reasons = {
         dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
     }
@@ -531,7 +531,7 @@ def test_an_old_redis_backup_restored_after_a_trim_is_rebuilt_from_the_mark(
     keep(world, world.requests, retention_ms=-1)
     service = world.start_service(**SOON).wait_ready()
     world.ask(100, from_s=5, within_s=6)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     yesterday = {key: client.dump(key) for key in keys(world, client)}
     receipts = receipts_topic(world.requests)
     written = ends(world, receipts)
@@ -542,7 +542,7 @@ def test_an_old_redis_backup_restored_after_a_trim_is_rebuilt_from_the_mark(
         kept = starts(world, receipts)
         return any(kept[partition] > written[partition] for partition in kept)
 
-    until("receipts of what was delivered are trimmed", is_trimmed)
+    until("receipts of the deliveries are trimmed", is_trimmed)
     service.stop()
     lose(world, client)
     for key, value in yesterday.items():
@@ -559,7 +559,7 @@ def test_an_old_redis_backup_restored_after_a_trim_is_rebuilt_from_the_mark(
 def test_an_index_that_lost_only_its_due_times_is_rebuilt(world: World, client: Any) -> None:
     world.start_service().wait_ready()
     world.ask(200, from_s=8, within_s=10)
-    until("they are taken in", lambda: pending(world, client) == 200)
+    until("they are stored", lambda: pending(world, client) == 200)
 
     client.delete(*(f"blackbox:{{{world.requests}-{p}}}:due" for p in range(world.partitions)))
 
@@ -584,7 +584,7 @@ def test_an_index_of_a_newer_version_is_not_changed_and_is_reported(
 def test_an_index_of_an_older_version_is_rebuilt_automatically(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=12, within_s=14)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
     for partition in range(world.partitions):
         client.hset(f"blackbox:{{{world.requests}-{partition}}}:state", "format", "2")
@@ -597,7 +597,7 @@ def test_an_index_of_an_older_version_is_rebuilt_automatically(world: World, cli
 
 @pytest.fixture
 def cut_world(tmp_path: Path, own_redis: EmbeddedRedis, engine: str) -> Iterator[World]:
-    """A world of two partitions, whose Kafka may be stopped and lose the end of its log."""
+    """A world of two partitions, whose Kafka can be stopped and lose the end of its log."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
     kafka.start()
     with World(kafka, own_redis, tmp_path, engine, partitions=2) as world:
@@ -606,7 +606,7 @@ def cut_world(tmp_path: Path, own_redis: EmbeddedRedis, engine: str) -> Iterator
 
 
 def cut(kafka: EmbeddedKafka, topic: str, partition: int, keep: int) -> None:
-    """Leave the batches below the offset `keep`, as an unclean election does."""
+    """Keep only the batches below the offset `keep`, as an unclean election does."""
     folder = kafka.folder / "data" / f"{topic}-{partition}"
     log = folder / f"{0:020d}.log"
     data, at = log.read_bytes(), 0
@@ -632,7 +632,7 @@ def lose_ends(world: World) -> ServiceProcess:
         for partition in range(world.partitions):
             world.ask(10, from_s=3000, within_s=3600, partition=partition)
     every = PER_PARTITION * world.partitions
-    until("they are taken in", lambda: pending(world, connected) == every)
+    until("they are stored", lambda: pending(world, connected) == every)
     world.kafka.stop()
     for partition in range(world.partitions):
         cut(world.kafka, world.requests, partition, CUT)
@@ -641,7 +641,7 @@ def lose_ends(world: World) -> ServiceProcess:
 
 
 def bodies_in_redis(world: World, client: Any) -> list[str]:
-    """The messages of all that is pending, each as often as it is."""
+    """The messages of all pending requests, with repetitions."""
     found = []
     for partition in range(world.partitions):
         prefix = f"blackbox:{{{world.requests}-{partition}}}:"
@@ -661,7 +661,7 @@ def test_a_rebind_restores_the_lost_end_of_two_partitions_from_redis(cut_world: 
     rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
@@ -676,12 +676,12 @@ def test_a_rebind_writes_overwritten_requests_again(cut_world: World) -> None:
     assert f"{CUT} written again" in rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
 def write_more_requests(world: World) -> None:
-    """So much that each journal is longer than it ever was."""
+    """Write so many that each journal is longer than ever before."""
     world._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for partition in range(world.partitions):
         world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
@@ -700,16 +700,16 @@ def test_a_log_shortened_and_written_under_a_running_service_is_not_read_on(
 
     assert f"{CUT} written again" in rebind(world, "deliver")
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
 class Interrupted(BaseException):
-    """What ends a command wherever it is, as a kill does."""
+    """Ends a command at any point, as a kill does."""
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str, int]) -> None:
-    """Run a rebind that ends with the nth call of a method, when that has done its work."""
+    """Run a rebind that is killed after the nth call of a method."""
     owner, name, nth = at
     real: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(1, nth + 1))
@@ -750,7 +750,7 @@ def test_an_interrupted_rebind_is_completed_by_a_second_one(
     done = rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
     has_written = moment in ("Kafka has more than Redis knows", "some have left the index")
     assert (INTERRUPTED in done) == has_written, done
@@ -765,7 +765,7 @@ def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
     for partition in range(world.partitions):
         world.ask(35, from_s=3000, within_s=3600, partition=partition)
         world.ask(5, from_s=3600, within_s=3600, partition=partition)
-    until("they are taken in", lambda: pending(world, client) == len(world.asked))
+    until("they are stored", lambda: pending(world, client) == len(world.asked))
     recreate(world, world.requests, world.partitions, service)
     why_not_open(service)
     interrupt(monkeypatch, world, (ShardWriter, "commit", 2))
@@ -777,7 +777,7 @@ def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
     assert INTERRUPTED in rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: pending(world, client) >= len(world.asked))
+    until("they are stored", lambda: pending(world, client) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
@@ -786,7 +786,7 @@ def write_requests_with_ids(world: World, client: Any, key: Callable[[int], str]
         asked = {"topic": world.targets[0], "message": "m", "id": f"i{n}", "countdown": 3600}
         world.send_raw(json.dumps(asked), key=key(n).encode())
     world.flush()
-    until("they are taken in", lambda: pending(world, client) == 40)
+    until("they are stored", lambda: pending(world, client) == 40)
 
 
 def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
@@ -811,9 +811,9 @@ def test_requests_written_again_are_in_the_partitions_of_their_cancels(
 
     rebind(world, "deliver")
     service.wait_ready()
-    until("asked for again", lambda: pending(world, client) == 40)
+    until("they are written again", lambda: pending(world, client) == 40)
 
-    # by the partitioner of the caller, whose keys name the same partitions as before
+    # by the partitioner of the caller, whose keys give the same partitions as before
     for n in range(40):
         cancel = json.dumps({"id": f"i{n}", "cancel": True})
         world.send_raw(cancel, key=customer(n % 5).encode())
@@ -830,7 +830,7 @@ def test_with_another_partition_count_requests_are_in_the_partitions_of_their_id
     service = world.start_service().wait_ready()
     write_requests_with_ids(world, client, "i{}".format)
     world.ask(40, from_s=3000, within_s=3600)
-    until("they are taken in", lambda: pending(world, client) == 80)
+    until("they are stored", lambda: pending(world, client) == 80)
     recreate(world, world.requests, count, service)
     why_not_open(service)
     world.partitions = max(world.partitions, count)
@@ -840,8 +840,8 @@ def test_with_another_partition_count_requests_are_in_the_partitions_of_their_id
 
     again = [int(line.split(" written again")[0].split()[-1]) for line in done.splitlines()]
     assert sum(again) == 80
-    until("asked for again", lambda: pending(world, client) == 80)
+    until("they are written again", lambda: pending(world, client) == 80)
     cancel_by_ids(world, "i{}".format)
-    until("those under ids are cancelled", lambda: pending(world, client) == 40)
+    until("those with ids are cancelled", lambda: pending(world, client) == 40)
     assert bodies_in_redis(world, client) == sorted(world.asked)
-    assert "another topic" not in rebind(world, "deliver"), "each fits by now"
+    assert "another topic" not in rebind(world, "deliver"), "each fits now"

@@ -1,4 +1,4 @@
-"""Requests that recur, on real servers."""
+"""Recurring requests, on real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def year(world: World) -> Iterator[Year]:
 
 
 def dues(messages: list[Message]) -> list[int]:
-    """When they were due, in the order in which they came."""
+    """Their due times, in the order of delivery."""
     found = sorted(messages, key=lambda message: message.offset() or 0)
     return [int(dict(message.headers() or [])["blackbox-due-ms"] or 0) for message in found]
 
@@ -99,7 +99,9 @@ def test_every_delivers_on_its_grid_until_it_is_cancelled(world: World, serve: S
     service = serve()
     asked = {"topic": world.targets[0], "message": "tick", "every": 1, "id": "ticks", "key": "k"}
     service.post("/requests", json=asked | {"headers": {"a": "b"}}).raise_for_status()
-    came = until("it fired thrice", lambda: m if len(m := world.received()) >= 3 else None)
+    came = until(
+        "it is delivered three times", lambda: m if len(m := world.received()) >= 3 else None
+    )
     first = dues(came)[0]
     assert dues(came) == [first + 1000 * n for n in range(len(came))]
     assert {(m.key(), m.value(), dict(m.headers() or [])["a"]) for m in came} == {
@@ -107,7 +109,7 @@ def test_every_delivers_on_its_grid_until_it_is_cancelled(world: World, serve: S
     }
     assert service.delete("/requests/ticks").json()["outcome"] == "cancelled"
     count = len(world.received())
-    until("two seconds passed", lambda: time.time() * 1000 > first + 1000 * (count + 2), 10)
+    until("two seconds have passed", lambda: time.time() * 1000 > first + 1000 * (count + 2), 10)
     assert len(world.received()) == count
     assert service.get("/requests").json() == {"requests": []}
 
@@ -125,11 +127,11 @@ def test_no_time_of_a_series_is_delivered_twice_although_its_owner_is_killed(wor
     for _ in range(3):
         before = len(world.received())
         service = world.start_service().wait_ready()
-        until("it fires", lambda b=before: len(world.received()) > b + 100)  # type: ignore[misc]
+        until("it delivers", lambda b=before: len(world.received()) > b + 100)  # type: ignore[misc]
         service.kill()
     world.start_service().wait_ready()
     before = len(world.received())
-    until("it fires again", lambda: len(world.received()) > before + 100)
+    until("it delivers again", lambda: len(world.received()) > before + 100)
     of_each: dict[bytes | None, list[int]] = {}
     for message in world.received(world.targets[0]):
         of_each.setdefault(message.value(), []).extend(dues([message]))

@@ -1,4 +1,4 @@
-"""A request that is pending gets another time; what has gone out does not go out again."""
+"""A pending request gets another due time; a delivered one is not delivered again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_cancel_after_a_reschedule_is_reported_as_too_late(
     assert late.outcome == "too-late"
     assert late.request is not None
     assert (late.request.id, late.request.detail) == (id, f"replaced by {moved[0]}")
-    assert in_time.outcome == "cancelled"  # a cancel by a caller's id ends all that is under it
+    assert in_time.outcome == "cancelled"  # a cancel by caller id ends every request with that id
     until("it is delivered", lambda: state(service, moved[0]) == "delivered")
     assert state(service, moved[1]) == state(service, named) == "ended"
 

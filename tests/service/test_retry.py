@@ -1,4 +1,4 @@
-"""A consumer that fails, has its message scheduled again, and gets it again."""
+"""A consumer that fails, schedules its message again, and receives it again."""
 
 from __future__ import annotations
 

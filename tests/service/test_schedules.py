@@ -1,4 +1,4 @@
-"""The format `scheduler` on real servers, spoken to by a client that knows only its record contract."""
+"""The format `scheduler` on real servers, with a client that knows only its record contract."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def history(world: World) -> str:
 def schedule(
     world: World, key: str | bytes | None, value: bytes | None, epoch: object, *more: str, **named: str
 ) -> None:  # fmt: skip
-    """Ask for `value` on the first target under the key `target-key`; `more` headers pass through."""
+    """Schedule `value` for the first target with the key `target-key`; `more` headers are delivered unchanged."""
     terms: Headers = [
         ("scheduler-epoch", str(epoch)),
         ("scheduler-target-topic", named.get("to", world.targets[0])),
@@ -77,7 +77,7 @@ def cancel(world: World, key: str) -> None:
 
 
 def in_s(seconds: float) -> int:
-    """The unix second that is at least so far away."""
+    """The first unix second that is at least this far away."""
     return int(time.time() + seconds) + 1
 
 
@@ -90,7 +90,7 @@ def came(world: World, topic: str, count: int) -> list[Message]:
 
 
 def tombstones(world: World) -> list[Message]:
-    """blackbox's own, which have its headers."""
+    """The tombstones of blackbox, which have its headers."""
     return [
         record
         for record in read_all(world.kafka.bootstrap_servers, world.requests)
@@ -240,7 +240,7 @@ def test_each_schedule_has_one_delivery_and_tombstone_although_owners_are_killed
 @pytest.mark.proof
 @both_engines_at_length
 def test_no_tombstone_is_written_after_a_newer_schedule_of_its_id(schedules: World) -> None:
-    """Callers who schedule anew at the very moment when the schedule before is delivered."""
+    """Callers schedule again exactly when the earlier schedule is delivered."""
     start(schedules)
     ids = [f"s{number}" for number in range(40)]
     until_s = time.time() + 6
@@ -258,7 +258,7 @@ def test_no_tombstone_is_written_after_a_newer_schedule_of_its_id(schedules: Wor
         records = read_all(schedules.kafka.bootstrap_servers, schedules.targets[0])
         return {record.value() for record in records} & set(last.values())
 
-    until("the last of each", lambda: fired() == set(last.values()))
+    until("the last schedule of each is delivered", lambda: fired() == set(last.values()))
     ended: dict[tuple[int | None, bytes | None], int] = {}
     for record in read_all(schedules.kafka.bootstrap_servers, schedules.requests):
         place = record.partition(), record.key()

@@ -1,4 +1,4 @@
-"""What a shard's journals and the targets hold, on a real broker."""
+"""Reads of a shard's journals and of targets, on a real broker."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def claim(topic: str, request: int, place: int) -> Claim:
 
 
 def missing(journal: ShardJournal, *claims: Claim) -> list[int]:
-    """Which of these requests did not arrive, where all places can be read."""
+    """Which of these requests have no message, if all places can be read."""
     checked = journal.check(claims, 20)
     assert checked.unread == {}
     return [one.offset for one in checked.missing]
@@ -238,7 +238,7 @@ def test_batches_are_consecutive_over_aborted_transactions(
 def test_any_number_of_aborted_records_is_skipped(
     world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch, reads: str
 ) -> None:
-    """The client says nothing meanwhile. At length: some gigabytes of them, longer than a silence may last."""
+    """The client returns nothing during that time. At length: some gigabytes, for longer than a partition may be silent."""
     producer = transactional(world, "aborts")
     for _ in range(5000 if AT_LENGTH else 100):
         produce(producer, world.requests, os.urandom(900_000), None, 0)

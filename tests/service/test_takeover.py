@@ -1,4 +1,4 @@
-"""A killed owner's shards deliver again soon after the group has noticed."""
+"""The shards of a killed owner deliver again soon after the group has noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAKEOVERS = int(os.environ.get("BLACKBOX_TEST_TAKEOVERS", "3"))
 MOST_MS = (SESSION_S + 2) * 1000
 PATIENCE_S = 120
 ON_ITS_WAY_MS = 50
-"""What the killed owner had sent may still be stored by the broker this long after."""
+"""The broker may still store records of the killed owner for this long."""
 
 OPEN = re.compile(r'blackbox_shard_open\{shard="[^"]*-(\d+)"\} 1\.0')
 
@@ -77,7 +77,7 @@ def test_the_next_owner_delivers_within_the_session_timeout_and_two_seconds(worl
 
 
 def first_ms(world: World, kill: Kill) -> int:
-    """When the first message of the killed owner's shards came out after it."""
+    """When the first message of its shards was delivered after the kill."""
     return min(
         at_ms
         for message in world.received()
@@ -93,7 +93,7 @@ def partition_of(source: str | bytes | None) -> int:
 
 @pytest.fixture
 def patient(world: World) -> Callable[..., ServiceProcess]:
-    """Starts services whose group waits two minutes for a member that says nothing."""
+    """Starts services whose group waits two minutes for a silent member."""
     config = world.folder / "patient.properties"
     config.write_text(f"session.timeout.ms={PATIENCE_S * 1000}\nheartbeat.interval.ms=300\n")
     return partial(world.start_service, kafka_config=config)

@@ -1,4 +1,4 @@
-"""The formats `future` and `timer` on real servers, spoken to by a client that knows only the wire."""
+"""The formats `future` and `timer` on real servers, with a client that knows only the wire format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Field = descriptor_pb2.FieldDescriptorProto
 def contract(
     package: str, messages: dict[str, dict[str, tuple[int, str]]]
 ) -> dict[str, type[Message]]:
-    """Message classes of a contract that was written down by hand: field -> (number, type)."""
+    """Message classes of a contract that is written here by hand: field -> (number, type)."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )
@@ -100,7 +100,7 @@ def of_format(world: World, name: str) -> World:
 
 
 def in_s(seconds: float) -> int:
-    """The unix second that is at least so far away."""
+    """The first unix second that is at least this far away."""
     return int(time.time() + seconds) + 1
 
 

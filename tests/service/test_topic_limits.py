@@ -1,4 +1,4 @@
-"""What a topic is said to refuse is what the brokers refuse, to the byte; and it spoils nothing."""
+"""Predicted refusals of a topic match those of the brokers, to the byte, and affect no other message."""
 
 from __future__ import annotations
 

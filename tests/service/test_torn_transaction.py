@@ -1,4 +1,4 @@
-"""A transaction of which the receipt can be read and the messages cannot: they are delivered again."""
+"""A transaction whose receipt can be read but whose messages cannot: they are delivered again."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_requests_whose_messages_a_transaction_hides_are_in_doubt_until_it_ends(
     world.ask(TORN, within_s=0, partition=0)
 
     service = world.start_service().wait_ready()
-    until("the others come", lambda: service.metric("blackbox_delivered_total") == TORN)
+    until("the others are delivered", lambda: service.metric("blackbox_delivered_total") == TORN)
     assert service.metric("blackbox_pending") == service.metric("blackbox_in_doubt") == TORN
     service.kill()
     redis.Redis.from_url(world.redis.url).flushall()
     service = world.start_service().wait_ready()
-    until("in doubt again", lambda: service.metric("blackbox_in_doubt") == TORN)
+    until("they are doubtful again", lambda: service.metric("blackbox_in_doubt") == TORN)
 
     stranger.abort_transaction(10)
 
@@ -98,7 +98,7 @@ def test_a_message_in_a_partition_without_leader_is_in_doubt(
         )
 
         service = world.start_service().wait_ready()
-        until("the other comes", lambda: service.metric("blackbox_delivered_total") == 1)
+        until("the other is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
         assert service.metric("blackbox_in_doubt") == 1
 
         brokers.mend()
@@ -116,7 +116,7 @@ def transaction(world: World, name: str) -> Producer:
 
 
 def delivered(producer: Producer, world: World) -> list[tuple[int, int]]:
-    """Write the messages that were asked for, as blackbox does; where they are."""
+    """Write the messages of the requests, as blackbox does; returns their places."""
     places: list[tuple[int, int]] = []
 
     def stored(error: KafkaError | None, message: Message) -> None:
@@ -144,7 +144,7 @@ def write_receipt(world: World, receipt: Receipt) -> None:
 
 
 def aborted(world: World, target: str) -> list[tuple[int, int]]:
-    """Where the messages of the first requests are, for those who read what was not committed."""
+    """The places of the messages of the first requests, for read_uncommitted consumers."""
     places: list[tuple[int, int]] = []
 
     def stored(error: KafkaError | None, message: Message) -> None:

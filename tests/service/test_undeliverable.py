@@ -1,4 +1,4 @@
-"""What cannot be delivered becomes a dead letter with its reason, and the rest goes out in time."""
+"""An undeliverable request becomes a dead letter with its reason, and the others are delivered in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.service
 
 POLL_INTERVAL_MS = 1000
 TRIES = 3
-"""A machine that does something else for a second is no delay by what cannot be delivered."""
+"""Retries, because a busy machine is not a delay by undeliverable requests."""
 
 
 def reasons(world: World) -> Counter[str]:
@@ -106,7 +106,7 @@ def test_a_target_created_later_receives_its_message(world: World) -> None:
     request = {"topic": late, "message": "patience", "countdown": 0}
     world.send_raw(json.dumps(request), partition=0)
     service = world.start_service().wait_ready()
-    until("it was put off", lambda: service.metric("blackbox_retried_total") >= 1)
+    until("it is postponed", lambda: service.metric("blackbox_retried_total") >= 1)
     world.create(NewTopic(late, 1))
     found = until("the message", lambda: read_all(world.kafka.bootstrap_servers, late))
     assert [m.value() for m in found] == [b"patience"]
@@ -125,7 +125,7 @@ def test_a_target_deleted_under_load_delays_others_for_a_few_seconds(
         asked = {"topic": doomed, "message": "x", "countdown": number / 400}
         world.send_raw(json.dumps(asked), partition=0)
     world.ask(2000, within_s=10, partition=0)
-    until("some came out", lambda: len(read_all(brokers, doomed)) >= 100)
+    until("some are delivered", lambda: len(read_all(brokers, doomed)) >= 100)
 
     admin = AdminClient({"bootstrap.servers": brokers})
     [deleted] = admin.delete_topics([doomed]).values()

@@ -1,4 +1,4 @@
-"""One soak: how much the machine can do, then a share of that, and faults meanwhile."""
+"""One soak: measure the maximum rate, then run a share of it with faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.soak.traffic import Traffic
 from tests.world import World, until
 
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
-"""Kafka's memory grows with what it keeps: the index files of each segment are mapped."""
+"""Kafka's memory grows with its data: the index files of each segment are mapped."""
 
 OF_JOURNALS = {"retention.ms": "-1"}
 """The service trims them."""
@@ -44,9 +44,9 @@ def run(
     *,
     flood: int = FLOOD,
 ) -> Soak:
-    """Two services with Kafka's default timeouts, one of them left alone throughout.
+    """Two services with Kafka's default timeouts, one of them without faults.
 
-    What the machine can do is how quickly `flood` requests go all the way.
+    The maximum rate is measured with `flood` requests.
     """
     usual = world.folder / "usual.properties"
     usual.touch()
@@ -72,7 +72,7 @@ def run(
                     faults.append(Fault(name, from_s, time.monotonic() - began))
                 _wait_until(began + seconds)
             say("the rest comes out", seconds)
-            until("everything came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+            until("everything is delivered", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
         until("nothing is pending", lambda: stage.steady.metric("blackbox_pending") == 0)
     return Soak(
         engine=world.engine,
@@ -109,18 +109,18 @@ def _keep_briefly(world: World, *topics: str) -> None:
 
 
 def _capacity(traffic: Traffic, flood: int) -> float:
-    """Requests per second from being written to being read where they were to go, once warm."""
+    """Requests per second from writing to reading the message, after a warm-up."""
     took_s = 0.0
     for _ in range(2):
         began = time.monotonic()
         traffic.flood(flood)
-        until("the flood came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+        until("the flood is delivered", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
         took_s = time.monotonic() - began
     return flood / took_s
 
 
 def _pids(stage: Stage) -> dict[str, int]:
-    """Of those that run: a server may just be starting again."""
+    """The pids of the running ones: a server may just be restarting."""
     pids = {"service": stage.steady.pid, "other service": stage.other.pid}
     for role, server in (("Redis", stage.world.redis), ("Kafka", stage.world.kafka)):
         with suppress(EmbeddedError):

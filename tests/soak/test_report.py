@@ -1,4 +1,4 @@
-"""A soak's verdict names what was lost, doubled, early, late or growing, and nothing else."""
+"""A soak's verdict names lost, duplicated, early and late messages and growth, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUND = int(ROUND_S / EVERY_S)
 
 
 def soak() -> Soak:
-    """A clean one: each request 10 ms late, those of a fault in the middle 5 s."""
+    """A clean soak: each request is 10 ms late, those during a fault in the middle 5 s."""
     due_ms = np.linspace(1, SECONDS * 1000, COUNT).astype(np.int64)
     late_ms = np.where(abs(due_ms - 900_000) < 5000, 5000, 10)
     return Soak(

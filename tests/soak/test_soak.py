@@ -1,4 +1,4 @@
-"""A short soak, so that the long one is known to work."""
+"""A short soak, to show that the long one works."""
 
 from __future__ import annotations
 

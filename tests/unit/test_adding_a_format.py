@@ -1,4 +1,4 @@
-"""What docs/adding-a-format.md says is all it takes."""
+"""The steps in docs/adding-a-format.md are sufficient."""
 
 from __future__ import annotations
 

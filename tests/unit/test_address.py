@@ -1,4 +1,4 @@
-"""What may stand in BLACKBOX_REDIS_URL, and what is said of the rest."""
+"""Valid values of BLACKBOX_REDIS_URL, and the errors for others."""
 
 from __future__ import annotations
 

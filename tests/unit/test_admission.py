@@ -1,4 +1,4 @@
-"""Who is let in stays in: also when the index is lost, or rebuilt halfway, or full."""
+"""Admitted requests stay admitted, even if the index is lost, partly rebuilt, or full."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_cancelled_request_does_not_count_as_pending_after_a_rebuild(
     cancels = [(CANCEL, request_id(SHARD, offset).encode()) for offset in range(9)]
     for offset, cancel in enumerate(cancels, 10):
         journal.request_records.append(Record(offset, NOW_MS, None, None, [cancel]))
-    client.delete(Keys(SHARD).due)  # which rebuilds it
+    client.delete(Keys(SHARD).due)  # this causes a rebuild
 
     open_shard(FEW)
 

@@ -1,4 +1,4 @@
-"""Dead letters as they are shown."""
+"""The form in which dead letters are shown."""
 
 from __future__ import annotations
 

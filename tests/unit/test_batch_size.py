@@ -15,7 +15,7 @@ MOST = 500_000
 
 @dataclass
 class Batches:
-    """Batches one after the other, which take so long for each record of a partition."""
+    """Consecutive batches, with a cost for each record of a partition."""
 
     size: BatchSize
     now_s: float = 0.0
@@ -24,7 +24,7 @@ class Batches:
         return self.now_s
 
     def run(self, *cost_s: float, waiting: tuple[int, ...]) -> tuple[list[int], float]:
-        """How many of each were read, and for how long."""
+        """Read one batch; returns the counts and the duration."""
         start: Offsets = {("TB", number): 0 for number in range(len(waiting))}
         end = {at: waiting[at[1]] for at in start}
         counts = list(self.size.plan(start, end, MOST).values())

@@ -10,7 +10,7 @@ from blackbox.records.errors import IndexLost
 
 
 class Made:
-    """How often it was made, and what."""
+    """Records how often an answer was computed, and for which key."""
 
     def __init__(self, takes_s: float = 0.0, failure: Exception | None = None) -> None:
         self.times: list[int] = []

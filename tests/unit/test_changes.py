@@ -1,4 +1,4 @@
-"""What a cancel answers that met a replacement; nobody who writes waits for who puts letters away."""
+"""The answer of a cancel that met a replacement; writers do not wait while dead letters are closed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ASKED, REPLACED, AGAIN, CANCEL = 7, 20, 21, 22
 
 @dataclass
 class FakeLookup:
-    """A registry of one shard, whose intake has read all that was written."""
+    """A lookup of one shard, whose intake has read all records."""
 
     states: dict[int, State]
     end: int = REPLACED
@@ -88,7 +88,7 @@ class FakeLookup:
 
 @pytest.fixture
 def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cancelled]:
-    """Cancels a pending request by its id, while all this happens to it."""
+    """Cancels a pending request by its id while these things happen to it."""
 
     def cancelled(states: dict[int, State], *, at: int = CANCEL, **more: Any) -> Cancelled:
         lookup = FakeLookup({ASKED: "pending"}, **more)

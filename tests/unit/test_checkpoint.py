@@ -1,4 +1,4 @@
-"""Folders of queries: gone with them, or with the next query once their driver is gone."""
+"""Folders of queries: removed with them, or by the next query if their driver is gone."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from blackbox.records.clock import OUTDATED_S, Clock, ShardClock
 
 SOME_MS = 3
-"""What whole milliseconds cannot tell."""
+"""The error of whole milliseconds."""
 
 
 @dataclass
@@ -73,14 +73,14 @@ def test_the_latest_reading_of_the_redis_clock_applies(host: HostTime) -> None:
 
 @pytest.fixture
 def clock(host: HostTime) -> ShardClock:
-    """Of a shard, where Redis agrees with the host."""
+    """The clock of a shard; Redis agrees with the host."""
     clock = Clock()
     clock.observe(host.wall_ms)
     return ShardClock(clock)
 
 
 def stamp(clock: ShardClock, host: HostTime, ahead_ms: int, sent_ms: int, back_ms: int) -> None:
-    """A broker that is so much ahead stamps a receipt, which takes this long to it, and the answer back."""
+    """A broker that is this much ahead stamps a receipt; the receipt and the answer take these times."""
     sent_s = host.monotonic_s
     host.pass_ms(sent_ms)
     stamped_ms = host.wall_ms + ahead_ms

@@ -330,7 +330,7 @@ def test_the_countdown_of_a_record_from_the_future_runs_from_now() -> None:
 def test_a_countdown_starts_at_the_timestamp_that_the_broker_set() -> None:
     ahead_ms = LATEST_MS + 3_600_000
     value = with_fields('"countdown": 60').encode()
-    for _ in range(2):  # the second time it is a usual one, which is read another way
+    for _ in range(2):  # the second time it is a known one, which is read by a faster path
         stamped = Record(7, ahead_ms, None, value, [], has_broker_time=True)
         asked = format.parse(stamped, LATEST_MS)
         assert isinstance(asked, Request)
@@ -567,7 +567,7 @@ def test_a_cancel_with_a_field_twice_never_passes(again: str) -> None:
 def test_a_further_field_that_is_null_changes_nothing(
     name: str, held: Any, other: Any, data: st.DataObject
 ) -> None:
-    accepted(with_fields(""))  # its topic is a usual one from now on
+    accepted(with_fields(""))  # its topic is a known one from now on
     named = {"topic": "orders", "message": other, "countdown": 9, "id": "a"}
     asked = data.draw(st.sampled_from([named, {"id": "a", "cancel": True}])) | {name: held}
 

@@ -526,13 +526,13 @@ def test_dead_letters_are_parked_while_their_topic_is_missing(
     [(score, offset)] = held(client).due
     assert (band_at(score), offset) == (band_of(parking.LETTERS), 0)
     for second in range(10):
-        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is touched no more"
+        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is not touched again"
     targets.refusals.clear()
     dispatch.tick(NOW_MS + 10_000)
     assert told(letter(writer, 0)) == ("not-json", "no JSON")
 
 
-# targets that may come back
+# targets that may recover
 
 
 def test_a_missing_target_is_retried_with_growing_delays_and_then_dead_lettered(
@@ -650,7 +650,7 @@ def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
     pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 15))
 
     first = dispatch.tick(NOW_MS + 20)
-    assert first.is_full, "more may come out at once"
+    assert first.is_full, "more may be delivered at once"
     assert writer.sent_to("bills") == [6]
     for _ in range(9):
         dispatch.tick(NOW_MS + 20)
@@ -865,7 +865,7 @@ def test_the_next_owner_does_not_touch_parked_requests(
         assert later.tick(NOW_MS + number).retried == 0
     assert held(client) == parked
     shared.resume("orders", [SHARD])
-    assert later.tick(NOW_MS + 9).is_full, "it looks again at once"
+    assert later.tick(NOW_MS + 9).is_full, "the next tick follows at once"
     assert later.tick(NOW_MS + 9).due_ms == [NOW_MS] * 5
 
 
@@ -935,7 +935,9 @@ def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_resta
     targets.refusals = {LETTERS: UNKNOWN, "bills": (Reason.UNREACHABLE, "no leader")}
     dispatch = make()
     dispatch.tick(NOW_MS)
-    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400, "read again, it would be let in"
+    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400, (
+        "a record read again would be admitted"
+    )
 
     dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     dispatch.index.load()
@@ -971,7 +973,7 @@ def test_a_dead_letter_in_a_shared_band_is_rewritten_every_15_minutes_only(
 
 
 class NoPace:
-    """Rules, and no rate among them."""
+    """Rules without any rate."""
 
     def limited(self) -> list[str]:
         return []
@@ -1057,7 +1059,7 @@ def test_new_due_requests_do_not_overtake_a_backlog_under_a_rate(
 
     order = [one.offset for one in writer.committed]
     assert len(order) == 40 + arriving
-    assert order[10:40] == list(range(10, 40))  # the first ten went while nobody else waited
+    assert order[10:40] == list(range(10, 40))  # the first ten were sent while no others waited
     assert max(abs(place - offset) for place, offset in enumerate(order)) <= 10
 
 
@@ -1136,7 +1138,7 @@ def test_several_suspects_are_sent_alone_and_the_rest_without_them(
 def test_messages_too_large_for_one_batch_are_sent_in_parts_of_one_transaction(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
-    """A broker compares max.message.bytes with a whole record batch."""
+    """A broker compares max.message.bytes with a complete record batch."""
     pend(*(to("strict") for _ in range(10)), to())
     one = batch_bytes(next(deliveries(SHARD, {0: to("strict")})))
     targets.strict["strict"] = Limits(needs_key=False, most_bytes=3 * one)
@@ -1152,7 +1154,7 @@ def test_messages_too_large_for_one_batch_are_sent_in_parts_of_one_transaction(
 def test_a_topic_that_refuses_a_batch_receives_records_one_by_one(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
-    """Its limits are not known, or changed a moment ago."""
+    """Its limits are unknown, or have just changed."""
     pend(to(), *(to("strict") for _ in range(5)))
     writer.most_together["strict"] = 1
 
@@ -1260,7 +1262,7 @@ def test_if_no_dead_letter_fits_there_is_no_transaction_and_nothing_in_flight(
 def test_the_payload_of_a_dead_letter_that_does_not_fit_is_kept(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
-    """Its payload alone says that it is one: read again from Kafka, it would be let in."""
+    """Only its payload shows that it is one: a record read again from Kafka would be admitted."""
     pend(invalid())
     targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=100)
     for minute in range(3):
@@ -1504,7 +1506,7 @@ def test_a_dead_letter_has_the_largest_form_that_its_topic_accepts(
     targets: FakeTargets,
     journal: FakeJournal,
 ) -> None:
-    """The broker's refusal would cost the others of the batch their transaction."""
+    """A refusal by the broker would abort the transaction of the whole batch."""
     pend(refused_entry(LARGE, NO_JSON, NOW_MS), refused_entry(LARGE, NO_JSON, NOW_MS))
     journal.request_records[:] = [LARGE, LARGE._replace(offset=1, value=b"{" * 100_000)]
     targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=2000)
@@ -1531,7 +1533,7 @@ def test_dead_letters_of_large_records_are_parked_while_their_topic_is_missing(
 def test_a_request_reread_with_a_later_due_time_does_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
 ) -> None:
-    """Its caller's timestamp lies ahead, and only when it was read at first a clock capped it."""
+    """Its caller's timestamp is ahead, and was capped by a clock only at the first read."""
     pend(to(), to())
     journal.request_records[0] = record(0, b"record 0", NOW_MS + 3_000_000)
     client.set(PREFIX + "msg:" + f"{0:016x}", b"no entry")
@@ -1550,7 +1552,7 @@ def test_large_records_with_distant_offsets_are_read_one_at_a_time(
     journal: FakeJournal,
     client: Any,
 ) -> None:
-    """A thousand reads before a transaction would hold up the good messages in it."""
+    """A thousand reads before a transaction would delay the other messages in it."""
     places = [0, MOST_LETTER_SPAN, MOST_LETTER_SPAN + 1, 3 * MOST_LETTER_SPAN]
     entry = refused_entry(LARGE, NO_JSON, NOW_MS)
     good = places[-1] + 1
@@ -1663,7 +1665,7 @@ def test_at_least_once_delivers_what_kafka_accepts_and_postpones_the_rest(
     assert targets.strict["strict"].one_by_one
 
 
-# doubts
+# failures that require recovery
 
 
 @pytest.mark.parametrize("step", ["begin", "send orders@0", "flush", "commit"])
@@ -1797,7 +1799,7 @@ def test_a_payload_lost_together_with_its_record_becomes_a_dead_letter(
     assert held(client).due == []
 
 
-# what is put off
+# postponed requests
 
 
 def test_postponing_requests_costs_no_extra_round_trips(
@@ -1880,11 +1882,11 @@ def test_brokers_that_do_not_describe_a_target_do_not_stop_its_transaction(
     assert [outgoing.topic for outgoing in writer.committed] == ["orders"]
 
 
-# what follows the end of a request
+# follow-ups
 
 
 class Log:
-    """The request topic above the position, with what is not committed."""
+    """The request topic above the position, including uncommitted records."""
 
     def __init__(self, *records: Record) -> None:
         self._records = records
@@ -1938,7 +1940,7 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     reads: list[tuple[int, int, bool]] = []
-    ends = iter([1_000_000, 1_050_000, 1_051_000])  # callers write on meanwhile
+    ends = iter([1_000_000, 1_050_000, 1_051_000])  # callers continue to write
 
     class Long(Log):
         def request_bounds(self) -> Bounds:

@@ -1,4 +1,4 @@
-"""Reference pages are what the code yields, and links between pages lead somewhere."""
+"""Reference pages match the code, and links between pages have targets."""
 
 from __future__ import annotations
 

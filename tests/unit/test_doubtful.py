@@ -1,4 +1,4 @@
-"""What the last receipt claims and nobody could read when the shard was opened, until that is known."""
+"""Outcomes of the last receipt that could not be checked when the shard was opened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Open = Callable[[], "Owners"]
 
 
 class Owners:
-    """One after the other, on the same journals and the same Redis."""
+    """Consecutive owners, on the same journals and the same Redis."""
 
     def __init__(
         self, connections: redis.ConnectionPool, journal: FakeJournal, targets: FakeTargets
@@ -65,7 +65,7 @@ class Owners:
             self._intake.apply(batch, NOW_MS)
 
     def sent(self) -> list[int]:
-        """What goes to the target within two minutes, and went before."""
+        """The requests delivered to the target so far, including the next two minutes."""
         for second in range(0, 120, 5):
             self.dispatch.tick(NOW_MS + 1000 * second)
         return self.writer.sent_to("orders")
@@ -80,7 +80,7 @@ def opened(connections: redis.ConnectionPool, journal: FakeJournal, targets: Fak
 def torn(
     opened: Open, journal: FakeJournal, targets: FakeTargets, write_records: Written
 ) -> Owners:
-    """The last receipt says that request 0 was delivered; its message was aborted, and its target is away now."""
+    """The last receipt says that request 0 was delivered; its message was aborted, and its target is now unavailable."""
     write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
@@ -107,7 +107,7 @@ either = pytest.mark.parametrize("is_redis_lost", [False, True])
 def test_an_outcome_declared_void_stays_void_when_its_offset_is_gone(
     torn: Owners, journal: FakeJournal, client: Any, is_redis_lost: bool
 ) -> None:
-    journal.absent = set()  # as of a place below the start of the target
+    journal.absent = set()  # as for a place below the start of the target
     reopen(torn, client, is_redis_lost)
     assert torn.sent() == [0]
 
@@ -162,7 +162,7 @@ def test_a_cancel_of_a_doubtful_request_counts_if_it_was_not_delivered(
 
 @pytest.fixture
 def hidden(opened: Open, journal: FakeJournal, write_records: Written) -> Owners:
-    """Request 0 is in doubt, and was not delivered."""
+    """Request 0 is doubtful, and was not delivered."""
     write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}

@@ -1,4 +1,4 @@
-"""How far partitions can be read, when some brokers do not answer."""
+"""The end offsets of partitions, when some brokers do not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Whose brokers do not answer for all partitions at once."""
 
     def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Offsets:
-        assert patience_s == 0, "a broker that hangs would hold up all partitions"
+        assert patience_s == 0, "a hanging broker would delay all partitions"
         raise JournalLost("no answer")
 
     monkeypatch.setattr("blackbox.journal.ends.OUTAGE_LOOK_S", 0.0)
@@ -46,7 +46,7 @@ def test_each_retry_of_a_lookup_of_leaders_uses_a_new_client(
 
     assert found == {GOOD: 7}
     assert set(silent) == {BAD}
-    assert len(set(map(id, asked))) == 3, "each time another client, which may find another broker"
+    assert len(set(map(id, asked))) == 3, "each time a new client, which may find another broker"
 
 
 def test_an_error_is_raised_if_no_broker_answers_for_a_while(

@@ -1,4 +1,4 @@
-"""What follows the end of a schedule, and what must not be ended."""
+"""Follow-ups of schedules and recurring requests, and when they are superseded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN: Headers = [("scheduler-epoch", b"90"), ("blackbox-source", b"schedules/2@3"
 
 
 class Log:
-    """The request topic from offset 0 on, with what may never be committed."""
+    """The request topic from offset 0 on, including records that may never be committed."""
 
     def __init__(self, *records: tuple[bytes, bytes | None, Headers]) -> None:
         self._records = [Record(o, 1000, *record) for o, record in enumerate(records)]
@@ -176,7 +176,7 @@ def test_nothing_is_read_if_no_record_lies_before_the_follow_up() -> None:
 
 
 class Backlog:
-    """Cancels of schedules with an id of their own each, from offset 0 on; `reads` are the stretches that were read."""
+    """Cancels of schedules with different ids, from offset 0 on; `reads` are the ranges that were read."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -197,7 +197,7 @@ def schedule_cancel(offset: int) -> Record:
 
 
 def superseded_in(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
-    """Which schedules with the ids of these records are overtaken. They were written before the backlog."""
+    """Which schedules with the ids of these records are superseded. They were written before the backlog."""
     ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
     some.read_backlog(position, ended)
     found = some.overtaken(position, ended, {"schedules/2": [(-1, length)]})
@@ -229,7 +229,7 @@ def test_superseding_records_are_found_beyond_the_memory_limit(
     assert superseded_in(some, length, 700, 8001) == [700, 8001]
     assert backlog.reads == [(0, 10_000), (2000, 10_000)]
 
-    # Intake goes on: what it has read makes room for more.
+    # Intake continues: the records it has read make room for more.
     assert superseded_in(some, length, 700, 2500, position=1000) == [2500]
     assert superseded_in(some, length, 1000, 9999, position=1000) == [1000, 9999]
     assert backlog.reads[2:] == [(2000, 10_000), (3000, 10_000)]

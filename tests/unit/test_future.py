@@ -1,4 +1,4 @@
-"""The format `future`: which records are a callback, and what becomes of the others."""
+"""The format `future`: which records are callbacks, and how others are refused."""
 
 from __future__ import annotations
 

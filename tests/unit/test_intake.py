@@ -35,7 +35,7 @@ def request(due_ms: int = NOW_MS, caller_id: str | None = None) -> Request:
 
 
 def intake(index: ShardIndex, **parsed: Request | Cancel | Invalid) -> Intake:
-    """An intake whose format reads the record at offset 7 as what is given as `at_7`."""
+    """An intake whose format parses the record at offset 7 as the argument `at_7`."""
     return Intake(FakeFormat({int(name[3:]): value for name, value in parsed.items()}), index, None)
 
 

@@ -1,4 +1,4 @@
-"""A process gives back what it needed only for a while."""
+"""A process returns memory that it no longer needs."""
 
 from __future__ import annotations
 

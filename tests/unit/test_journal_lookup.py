@@ -1,4 +1,4 @@
-"""What the journals alone say of a request, in the cases that a real service makes only by chance."""
+"""Lookups in the journals alone, in cases that a real service causes only by chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports point one way: the table of rooms in CONTRIBUTING.md is true."""
+"""Imports have one direction: the table of rooms in CONTRIBUTING.md is correct."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ ROOMS = rooms()
 
 
 def imported(source: str) -> Iterator[str]:
-    """Every module that the source imports, also inside functions."""
+    """Every module that the source imports, including imports inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where they point"
+            assert node.level == 0, "relative imports hide their targets"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             is_package = str(node.module).partition(".")[0] == "blackbox"
             yield from (
@@ -150,7 +150,7 @@ TASKS = [module for module in sorted(MODULES) if module.endswith(("task", "tasks
 @pytest.mark.parametrize("module", TASKS)
 def test_a_spark_task_imports_nothing_of_its_driver(module: str) -> None:
     of_spark = {name for name in imports_of(module) if name.partition(".")[0] == "pyspark"}
-    assert of_spark <= {"pyspark"}, "of Spark a task knows its own context, and no session"
+    assert of_spark <= {"pyspark"}, "a task uses only its own context of Spark, and no session"
     ours = {name.removeprefix("blackbox.") for name in own_imports(module)}
     needed = {name for other in ours - {*TASKS} for name in imports_of(other)}
     assert not [name for name in needed if name.startswith("pyspark.sql")]

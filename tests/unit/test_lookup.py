@@ -1,4 +1,4 @@
-"""Partitions are counted for everybody by one, and nobody waits for a Kafka that is away twice."""
+"""One thread counts partitions for all, and no thread waits twice for an unavailable Kafka."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def status_lookup() -> StatusLookup:
 
 
 def make_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known becomes old at once."""
+    """Make the known counts expire at once."""
     monkeypatch.setattr(lookup, "COUNTED_FOR_S", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What an owner says in a low-water mark, and when it counts."""
+"""The content of a low-water mark, and when it is valid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def low_water(index: ShardIndex, writer: FakeWriter) -> LowWater:
 
 
 def ignoring(index: ShardIndex, count: int) -> None:
-    """Replacements, from offset 1 on, of a request that ended before."""
+    """Store replacements, from offset 1 on, of a request that ended before."""
     late = Replacement(request_id(SHARD, 0), None, entry(), entry())
     store(index, 0, 1 + count, dict.fromkeys(range(1, 1 + count), late))
 
@@ -119,7 +119,7 @@ def test_a_mark_keeps_a_limited_number_of_pairs_with_the_first_and_the_last() ->
 
 
 class FinishedWalk:
-    """A walk that is over at once."""
+    """A walk that ends at once."""
 
     positions = Positions(3, 0)
     doubtful: Mapping[int, Claim] = {}
@@ -191,7 +191,7 @@ def owner(verbs: FakeVerbs) -> Iterator[ShardOwner]:
 
 
 class RecordingOwner:
-    """Owners that note who is looked after first, and for how long."""
+    """An owner that records the order and the duration of walks."""
 
     def __init__(self, name: int, firsts: list[int]) -> None:
         self.shard = Shard("TB", name)

@@ -1,4 +1,4 @@
-"""What the verbs did, as Prometheus sees it, and the pages that use it."""
+"""The metrics of the verbs, and the pages that use them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_two_metrics_objects_share_no_registry(metrics: Metrics) -> None:
 
 
 def task(*shards: Shard, delivered: int = 1) -> Metrics:
-    """A process that has done every kind of thing once with each of these shards."""
+    """A process that has done everything once with each of these shards."""
     metrics = Metrics()
     for shard in shards:
         metrics.taken(shard, Taken(5, 2, 1, 3, None))
@@ -145,7 +145,7 @@ def told(metrics: Metrics) -> Report:
 
 
 def shown(metrics: Metrics) -> dict[str, float]:
-    """Every sample of a registry but the times at which counters were made."""
+    """Every sample of a registry except the creation times of counters."""
     return {
         f"{sample.name}{sample.labels}": sample.value
         for family in metrics.registry.collect()
@@ -221,7 +221,7 @@ def test_an_ended_task_keeps_its_counts_and_loses_its_gauges(metrics: Metrics) -
     metrics.absorb(last._replace(gauges=()), last)
     assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
-    metrics.absorb(last._replace(gauges=()), last)  # what is gone may go again
+    metrics.absorb(last._replace(gauges=()), last)  # removing gauges again is harmless
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
 
 

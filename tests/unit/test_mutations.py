@@ -1,4 +1,4 @@
-"""The bugs that the tests are shown to find still fit the product's text, and how they are looked for."""
+"""The planted bugs still fit the product's text, and the order in which tests search for them."""
 
 from __future__ import annotations
 

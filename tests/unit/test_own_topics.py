@@ -13,7 +13,7 @@ NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 
 
 class Brokers:
-    """What they say of a request topic and its receipts; `asked` counts how often they were."""
+    """Partition counts of a request topic and its receipts; `asked` counts the lookups."""
 
     def __init__(self, requests: int, receipts: int) -> None:
         self.counts = {"TB": requests, "TB.receipts": receipts}

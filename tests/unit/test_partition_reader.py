@@ -1,4 +1,4 @@
-"""Reading stretches of partitions, where no broker is needed."""
+"""Reads of ranges of partitions, without a broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Message:
 
 
 class Client:
-    """A consumer that has nothing to say but where it is: each time a little further, then a message."""
+    """A consumer that only reports its position: a little further each time, then a message."""
 
     def __init__(self, positions: tuple[int, ...], fetched: Callable[[str], None]) -> None:
         self._positions = list(positions)
@@ -87,7 +87,7 @@ def test_a_client_without_progress_counts_as_silent(positions: tuple[int, ...]) 
 
 
 class Admin:
-    """A client whose broker does not answer in time: it then tells an end that is none. Idle, it counts as false."""
+    """A client whose broker does not answer in time: it returns an invalid end. It is falsy while idle."""
 
     fails: KafkaException | None = None
 

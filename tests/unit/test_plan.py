@@ -257,7 +257,7 @@ def test_a_delivered_carried_request_ends_its_original_request() -> None:
 
 
 def behind(known_from: int = 5, told: int = 14, ignored: tuple[int, ...] = ()) -> View:
-    """An index that was begun at `known_from`, by receipts that told of what came up to `told`."""
+    """An index that starts at `begun_at`; receipts have recorded the verdicts below `told`."""
     named = {"id of 3": Named(3, False, None), "id of 9": Named(9, False, None)}
     found = view(known_from=known_from, named=named)
     return found._replace(verdicts_below=told, ignored=set(ignored))

@@ -1,4 +1,4 @@
-"""What is decided about an index that belongs to something else, and what a rebuild makes of it later."""
+"""Decisions about an index that belongs to another topic, cluster or group, and later rebuilds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> N
 
 @dataclass
 class AskingWriter(FakeWriter):
-    """Asks for requests again, in lists."""
+    """Writes requests again, to lists."""
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._ask()
@@ -79,7 +79,7 @@ class AskingWriter(FakeWriter):
 
 
 class Run(_TopicRebind):
-    """Over journals in lists."""
+    """A rebind with journals in lists."""
 
     def __init__(self, journal: FakeJournal, pending: str = "drop", ours: Binding = OURS) -> None:
         self._ours = ours
@@ -227,7 +227,7 @@ def test_a_rebind_knows_cancels_and_receipts_of_doubtful_requests(
     journal.absent = {0}
     journal.append(
         Receipt(1, void=[1], read=1)
-    )  # its place is gone since, and would count as filled
+    )  # its place is gone since then, and would count as delivered
 
     done = Run(journal, "deliver").run(empty_index)
 
@@ -1005,7 +1005,7 @@ def test_old_receipts_end_no_request_of_a_new_topic_although_redis_is_lost(
     empty_index.load()
     write_records(request(), request(), request())
     run = Run(journal)
-    if is_kept:  # as a topic's settings may ask for it
+    if is_kept:  # as a topic's settings may require
         run._trimmer.remove_receipts = lambda *_: None
 
     run.run(empty_index)

@@ -1,4 +1,4 @@
-"""What a new owner makes of an index that was lost, or that knows less than the journals, or more."""
+"""How a new owner opens an index that is lost, or that is behind or ahead of the journals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.opening import Make, Written, barriers, counts, delivered, reque
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 RECEIPT_MS = NOW_MS - 10 * CLOCKS_APART_MS
 BEFORE_MS = RECEIPT_MS + CLOCKS_APART_MS
-"""What was due until then may have had an outcome before a receipt of RECEIPT_MS."""
+"""Requests due by then may have had an outcome before a receipt of RECEIPT_MS."""
 
 
 def mark(requests: int, receipts: int, *, read: int = 0) -> Receipt:
@@ -218,7 +218,7 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
     assert held(client).offsets() == [1]
 
 
-# what nobody knows any more
+# unknown outcomes
 
 
 def test_without_a_mark_requests_due_before_the_first_receipt_are_dead_lettered(
@@ -360,7 +360,7 @@ def test_a_replacement_after_removed_records_replaces_a_pending_request(
     assert reasons(client) == {0: None, 6: None, 7: "too-late"}
 
 
-# a rebuild that is cut short
+# interrupted rebuilds
 
 
 def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
@@ -571,7 +571,7 @@ def test_a_shortened_log_with_new_records_keeps_the_shard_closed(
 
 
 def fills_up(count: int) -> Any:
-    """Redis has room for so many batches."""
+    """Redis has room for this number of batches."""
     left = iter([True] * count)
     return lambda: next(left, False)
 
@@ -703,7 +703,7 @@ def test_a_request_that_an_unread_cancel_ends_is_not_replaced_by_id(
     assert reasons(client) == {3: "too-late", 4: None}
 
 
-# whose index it is
+# the owner of an index
 
 
 OTHERS = {
@@ -846,7 +846,7 @@ def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(
         recovery.open()
 
 
-# conditional records of which receipts tell
+# conditional records with recorded verdicts
 
 
 def test_a_replacement_of_a_request_below_the_mark_counts_unless_ignored(

@@ -28,13 +28,13 @@ from tests.unit.opening import Make, Written, barriers, counts, delivered, reque
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that recovery measures itself by, to be set."""
+    """The clock that recovery uses, set by the tests."""
     now_s = [0.0]
     monkeypatch.setattr("blackbox.core.recovery.time.monotonic", lambda: now_s[0])
     return now_s
 
 
-# the plain case
+# the usual case
 
 
 def test_an_empty_shard_opens_with_a_barrier(
@@ -151,7 +151,7 @@ def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
     assert len(journal.request_records) == 4
 
 
-# the witness
+# the check of the last receipt
 
 
 def test_requests_whose_messages_are_missing_stay_pending(
@@ -261,7 +261,7 @@ def test_a_cancel_or_replacement_does_not_remove_a_doubtful_request(
     assert 0 in held(client).offsets()
 
 
-# somebody else writes
+# other owners write
 
 
 def test_a_receipt_written_during_recovery_is_checked(
@@ -421,7 +421,7 @@ def test_requests_removed_during_recovery_make_it_start_again_after_them(
     assert held(client).offsets() == [2, 3, 4]
 
 
-# much to read
+# long journals
 
 
 def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(

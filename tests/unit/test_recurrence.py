@@ -113,7 +113,7 @@ def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry
 
 
 def fields(low: int, high: int, *others: str) -> st.SearchStrategy[str]:
-    """Of a field of cron: numbers, ranges, steps, and what it alone may have."""
+    """The values of a cron field: numbers, ranges, steps, and values that only this field may have."""
     numbers = st.integers(low, high).map(str)
     ranges = st.tuples(st.integers(low, high), st.integers(low, high)).map(
         lambda ends: f"{min(ends)}-{max(ends)}"

@@ -1,4 +1,4 @@
-"""What is done about Redis' memory and clock."""
+"""The reactions to Redis' memory use and clock."""
 
 from __future__ import annotations
 

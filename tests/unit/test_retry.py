@@ -35,7 +35,7 @@ def held(schedule: ScheduleRecord, name: str) -> list[bytes | None]:
 
 
 def delivered(schedule: ScheduleRecord, offset: int) -> Message:
-    """What comes out of the target topic for it."""
+    """The message that its schedule delivers to the target topic."""
     format = make_format(
         "scheduler",
         Options(max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"),

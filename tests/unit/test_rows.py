@@ -1,4 +1,4 @@
-"""Rows of files as records: exact, numbered, and the same wherever one begins to read."""
+"""Rows of files as records: exact, numbered, and the same from any starting point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers' rules: what a file may say, and what it allows."""
+"""Callers' rules: the contents of a file, and what they allow."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_rules_file_with_the_same_size_and_time_is_read_again(
     rules, written = RulesFile(path), path.stat()
     assert rules.rules().callers["shop"].most_pending == 5
 
-    def is_read_again() -> bool:  # what is written in the same tick of the clock looks the same
+    def is_read_again() -> bool:  # a file written in the same tick of the clock looks unchanged
         path.write_text("[callers.shop]\nmost_pending = 7")
         os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
         return rules.rules().callers["shop"].most_pending == 7

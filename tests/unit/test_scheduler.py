@@ -1,4 +1,4 @@
-"""The format `scheduler`: which records are a schedule, and what becomes of the others."""
+"""The format `scheduler`: which records are schedules, and how others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment variables: what is taken, what is refused, and the page that lists them."""
+"""The environment variables: valid values, invalid values, and the page that lists them."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_request_stored_during_a_tick_and_due_soon_wakes_the_owner(
     verbs.next_due_ms = [None, Clock().earliest_ms() + 5]
     owner.start()
     for _ in range(4):
-        verbs.ticks.get(timeout=ANSWER_S)  # nobody polls: only the wake-up does it
+        verbs.ticks.get(timeout=ANSWER_S)  # there are no polls: only the wake-up causes it
 
 
 def test_a_shard_is_recovered_even_if_closing_fails(
@@ -147,7 +147,7 @@ def test_a_shard_to_be_recovered_stores_nothing_during_its_last_tick(
 
     verbs.during = [lambda: None, is_in_doubt]
     owner.start()
-    until("it takes again", lambda: bool(taken) and owner.take(NOTHING))
+    until("it stores again", lambda: bool(taken) and owner.take(NOTHING))
     assert taken == [False]
 
 
@@ -162,12 +162,12 @@ def test_a_batch_beyond_the_position_is_read_again_from_the_position(
 
 
 def started(owner: ShardOwner, verbs: FakeVerbs, *, next_due_ms: int | None) -> None:
-    """The owner waits, after the tick of its opening and one more that found this due time."""
+    """Wait until the owner is idle, after the tick of its opening and another one that found this due time."""
     verbs.next_due_ms = [None, next_due_ms]
     owner.start()
     for _ in range(2):
         verbs.ticks.get(timeout=ANSWER_S)
-    until("the owner waits", lambda: owner._next_due_ms == next_due_ms)
+    until("the owner is idle", lambda: owner._next_due_ms == next_due_ms)
 
 
 def is_quiet(verbs: FakeVerbs) -> bool:
@@ -187,8 +187,8 @@ def test_an_earlier_due_time_wakes_the_owner_in_time(owner: ShardOwner, verbs: F
     due_ms = in_ms(150)
     verbs.next_due_ms = [due_ms]
     owner.wake_at(due_ms)
-    assert verbs.ticks.get(timeout=ANSWER_S) < due_ms  # learns of it
-    assert verbs.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
+    assert verbs.ticks.get(timeout=ANSWER_S) < due_ms  # reads the new due time
+    assert verbs.ticks.get(timeout=ANSWER_S) >= due_ms  # and ticks in time
 
 
 def test_a_due_time_wakes_an_owner_without_pending_requests(
@@ -225,7 +225,7 @@ def test_an_owner_that_is_not_open_yet_accepts_a_due_time(
 
 
 class TestWithoutWakeUp:
-    """`BLACKBOX_WAKE_UP=false`: only the poll looks."""
+    """`BLACKBOX_WAKE_UP=false`: only polls cause ticks."""
 
     @pytest.fixture
     def wake_up(self) -> bool:

@@ -24,7 +24,7 @@ SHARD = Shard("TB", 0)
 
 @dataclass
 class FakeOwner:
-    """What is asked of an owner that tells of its happenings."""
+    """The attributes of an owner that calls back."""
 
     shard: Shard = SHARD
     binding: Binding | None = None

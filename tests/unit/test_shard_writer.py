@@ -20,7 +20,7 @@ def writer() -> ShardWriter:
 
 
 def fail(writer: ShardWriter, offset: int, code: int) -> None:
-    """What the client does with a record that the broker refused."""
+    """Report to the writer that the broker refused a record, as the client does."""
     writer._report(offset, {}, KafkaError(code), None)  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_broker_error_is_attributed_to_the_record(
 
 @pytest.fixture
 def transactional(monkeypatch: pytest.MonkeyPatch) -> ShardWriter:
-    """One of whose records a broker has refused, so that the client sends nothing more of the transaction."""
+    """A writer with a refused record, so that the client sends nothing more of the transaction."""
     writer = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True)
     monkeypatch.setattr(writer._transactions, "flush", lambda within_s=None: 5)
     monkeypatch.setattr(writer._transactions, "abort", lambda: None)

@@ -1,4 +1,4 @@
-"""What the brokers told of target topics is remembered, and asked anew by one thread at a time."""
+"""Answers about target topics are cached, and refreshed by one thread at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blackbox.records.errors import JournalLost
 from tests.world import until
 
 AT_ONCE_S = -1.0
-"""What was told holds no longer than this."""
+"""An answer is valid for at most this long."""
 
 PATIENCE_S = 10.0
 
@@ -40,7 +40,7 @@ def test_a_known_answer_is_not_asked_for_again() -> None:
 
 @dataclass
 class Brokers:
-    """Answer when they may, each answer once, which holds for so long; False is no answer."""
+    """Brokers that answer when they may, each answer once and valid for so long; False: no answer."""
 
     answers: list[str | bool | None]
     holds_s: float = 60.0
@@ -84,7 +84,7 @@ def test_an_expired_good_answer_is_used_while_it_is_refreshed() -> None:
 
     brokers.holds_s = 60.0
     brokers.may_answer.set()
-    until("it is told", lambda: cache.get(["orders"]) == {"orders": "gone"})
+    until("it is reported", lambda: cache.get(["orders"]) == {"orders": "gone"})
     assert brokers.asked == 2
 
 
@@ -111,7 +111,7 @@ def test_without_an_answer_the_known_one_is_kept_for_a_while(
 
     for _ in range(100):
         assert cache.get(["orders"]) == told
-    until("they were asked", lambda: brokers.asked == 2)
+    until("the brokers were asked", lambda: brokers.asked == 2)
     assert cache.get(["orders"]) == told
     assert brokers.asked == 2
 
@@ -152,7 +152,7 @@ class Silent:
 
         class Answer(Future[Any]):
             def exception(self, timeout: float | None = None) -> BaseException | None:
-                assert own() is not None, "who is gone answers nobody"
+                assert own() is not None, "a replaced client answers nothing"
                 return KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
         self._replace()

@@ -1,4 +1,4 @@
-"""The format `timer`: both contracts, told apart by what a record holds."""
+"""The format `timer`: both contracts, distinguished by the content of a record."""
 
 from __future__ import annotations
 

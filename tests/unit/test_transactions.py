@@ -1,4 +1,4 @@
-"""What a transactional producer says of its failures."""
+"""The errors of a transactional producer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 
 
 def transactions(flush: Exception, begin: Exception | None = None) -> Transactions:
-    """Over a producer that answers so."""
+    """Transactions with a producer that answers like this."""
 
     def raises(error: Exception | None) -> Any:
         def call(*_: object) -> None:

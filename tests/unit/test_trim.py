@@ -1,4 +1,4 @@
-"""What is removed from the journals, in which order, and what stays."""
+"""What is removed from the journals, in which order, and what is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOR_EVER = TopicSettings(-1, -1, "delete", "LogAppendTime", 1 << 20)
 
 @dataclass
 class Kafka:
-    """Two topics of hundred records, one a millisecond, the last one now; what is removed is noted."""
+    """Two topics of a hundred records, one a millisecond, the last one now; removals are recorded."""
 
     settings: dict[str, Any] = field(
         default_factory=lambda: {"TB": FOR_EVER, "TB.receipts": FOR_EVER}

@@ -61,7 +61,7 @@ def place_of(fate: ExpectedOutcome) -> int:
 
 
 def without(fate: ExpectedOutcome) -> list[Seen]:
-    """Everything but the outcome of the first line of this fate."""
+    """Everything except the outcome of the first line with this expected outcome."""
     return [
         one
         for one in [*requests(), *outcomes()]
