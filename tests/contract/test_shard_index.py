@@ -608,7 +608,7 @@ def test_an_index_notices_the_loss_of_any_single_key(
     assert not kept.is_whole
 
 
-def test_an_index_that_needs_no_removals_any_more_is_complete(
+def test_an_index_whose_removals_are_used_up_is_complete(
     index: ShardIndex, open_index: Opener
 ) -> None:
     index.settle({1: None, SEGMENT - 1: None}, 1)

@@ -273,7 +273,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__.replace("_", " "))
-def test_a_walk_is_discarded_if_the_index_changes_hands_or_is_rolled_back(
+def test_a_walk_is_discarded_after_a_new_opening_a_rollback_or_a_loss(
     index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip
@@ -291,7 +291,7 @@ def test_a_walk_is_discarded_if_the_index_changes_hands_or_is_rolled_back(
     [event for event in EVENTS if event not in (requests_going_back, receipts_going_back)],
     ids=lambda event: event.__name__.replace("_", " "),
 )
-def test_no_walk_starts_on_an_index_that_its_owner_does_not_know(
+def test_no_walk_starts_after_a_new_opening_or_a_loss(
     index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip

@@ -368,7 +368,7 @@ def test_a_released_shard_is_not_dispatched(driver: Driver) -> None:
     [{str(GROUP): [6, []]}, {"0": [9, []]}, {}],
     ids=["a later window", "other groups only", "nothing"],
 )
-def test_a_task_that_the_driver_replaced_ends_at_once(
+def test_a_task_that_the_lease_no_longer_names_ends_at_once(
     driver: Driver, lease: dict[str, Any]
 ) -> None:
     shard = driver.shards[0]

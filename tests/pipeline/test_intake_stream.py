@@ -172,7 +172,7 @@ def test_a_partition_with_hanging_fetches_delays_one_batch_only(
         for count in range(6, 16):  # while it is retried
             began = time.monotonic()
             read.ask(1)
-            until("they are delivered", partial(read.have, others, count))
+            until("they are stored", partial(read.have, others, count))
             assert time.monotonic() - began < 4
         shown = generate_latest(read.metrics.registry).decode()
         assert f'blackbox_shard_unread{{shard="{hanging}"}} 1.0' in shown

@@ -329,7 +329,7 @@ def test_settings_cannot_be_changed_later() -> None:
         ({"request_topics": "TB:scheduler", "max_countdown_s": 100, "grace_s": 3600}, 3700),
     ],
 )
-def test_the_needed_retention_is_two_horizons_or_the_longest_countdown(
+def test_the_needed_retention_is_two_horizons_or_the_longest_pending_time(
     settings: dict[str, object], kept_s: int
 ) -> None:
     assert load(**settings).needed_retention_ms("TB") == kept_s * 1000
