@@ -10,17 +10,17 @@ import pytest
 
 
 class Alone:
-    """Lets a test that is marked `alone` wait for those of the other workers, and these for it."""
+    """Makes a test marked `alone` wait for the tests of other workers, and makes these wait for it."""
 
     def __init__(self, folder: Path) -> None:
         self._queue = folder / "queue"
         self._running = folder / "running"
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time of the test begins to count
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the timeout of the test starts
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         is_alone = item.get_closest_marker("alone") is not None
         with self._queue.open("w") as queue, self._running.open("w") as running:
-            # Without the queue, workers that come and go would never let the lonely one in.
+            # Without the queue, workers that start and end would starve the test that runs alone.
             fcntl.flock(queue, fcntl.LOCK_EX)
             fcntl.flock(running, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
             fcntl.flock(queue, fcntl.LOCK_UN)

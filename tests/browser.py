@@ -1,4 +1,4 @@
-"""A real Chromium without a window, for the page."""
+"""A real headless Chromium, for the page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DEADLINE_MS = 15_000
 
 
 class NoChromium(Exception):
-    """There is none on this machine."""
+    """Chromium is not installed on this machine."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium; asks nobody but whom a page asks."""
+    """The system's Chromium; it sends no requests of its own."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         raise NoChromium("there is no Chromium on PATH; on Debian: apt-get install chromium")

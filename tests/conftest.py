@@ -24,7 +24,7 @@ from tests.promises import NO_TOOL, Promises
 from tests.proof import ProofPage
 from tests.world import AT_LENGTH, World
 
-# How long an example takes says how busy the machine is, not whether the product is right.
+# The duration of an example depends on the machine, not on the product.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -32,10 +32,10 @@ PROOF = bool(os.environ.get("BLACKBOX_TEST_PROOF")) or AT_LENGTH
 """Whether all tests run."""
 
 PROOF_PAGE = os.environ.get("BLACKBOX_TEST_PROOF_PAGE")
-"""Where the page with the results goes, if one is wanted."""
+"""Where to write the page with the results, if at all."""
 
 LOG_TOLD = 4000
-"""How much of a service's log, characters."""
+"""How much of a service's log to show, in characters."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Function, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test of services that fails tells what they logged."""
+    """A failing test of services shows their logs."""
     report = yield
     worlds = [argument for argument in item.funcargs.values() if isinstance(argument, World)]
     for world in worlds if report.failed else ():
@@ -77,13 +77,13 @@ def missing(reason: str) -> NoReturn:
 
 
 def missing_tool(reason: str) -> NoReturn:
-    """The same for a tool that README does not ask for; a promise that needs it is told as not shown."""
+    """The same for a tool that the README does not require; a guarantee that needs it is reported as not shown."""
     missing(f"{NO_TOOL}{reason}")
 
 
 @pytest.fixture(scope="session")
 def redis_7() -> str:
-    """The server of a Redis of 7.0 or newer; the one that is brought along is older, and has no TLS."""
+    """The server of a Redis of 7.0 or newer; the bundled one is older, and has no TLS."""
     try:
         server, version = find_redis()
     except EmbeddedError as error:
@@ -131,14 +131,14 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 def fragile_world(
     stack: EmbeddedStack, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> Iterator[World]:
-    """A world whose Redis is its own."""
+    """A world with its own Redis."""
     with World(stack.kafka, own_redis, tmp_path, engine) as world:
         yield world
 
 
 @pytest.fixture
 def quick_cleaner(stack: EmbeddedStack) -> Iterator[None]:
-    """A broker that looks for something to compact all the time, instead of every 15 s."""
+    """A broker that compacts continuously, instead of every 15 s."""
     admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap_servers})
     [broker] = admin.list_topics(timeout=10).brokers
 

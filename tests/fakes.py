@@ -1,6 +1,6 @@
-"""Doubles of what the verbs talk to: a scripted producer, journals in lists, targets in a dict.
+"""Fakes of what the verbs use: a scripted producer, journals in lists, targets in a dict.
 
-The index has no double here: it is the real one, on a Redis inside this process.
+There is no fake of the index: it is the real one, on a Redis inside this process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FakeJournal:
     """Both journals of a shard. A record or receipt that is None is a gap in the offsets.
 
     `absent` are the requests whose message is not where a receipt says it is. `interlopers` are
-    receipts that somebody else commits just before this owner's next ones.
+    receipts that another owner commits just before this owner's next ones.
     """
 
     request_records: list[Record | None] = field(default_factory=list)
@@ -141,11 +141,11 @@ class FakeJournal:
 
 @dataclass
 class FakeWriter:
-    """A producer that does as its script says, and keeps what was committed.
+    """A scripted producer that records what was committed.
 
-    refused, refuses -- by topic, by record: why the client refuses it at once
-    failing, fails   -- by topic, by record: what the brokers answer: `flush` raises or returns it
-    before           -- step name -> what is raised instead of doing the step
+    refused, refuses -- by topic, by record: the reason why the client refuses it at once
+    failing, fails   -- by topic, by record: the answer of the brokers, which `flush` raises or returns
+    before           -- step name -> the exception raised instead of the step
     most_together    -- by topic: how many records its brokers take in one batch, which is refused as a whole
     meanwhile        -- what happens while `flush` waits for brokers that do not answer
     """
@@ -237,7 +237,7 @@ class FakeWriter:
 
 @dataclass
 class FakeTargets:
-    """Topics that cannot take messages now, and why; and what some of them refuse."""
+    """Topics that cannot accept messages now, and why; and the limits of some topics."""
 
     refusals: dict[str, Refusal] = field(default_factory=dict)
     strict: dict[str, Limits] = field(default_factory=dict)

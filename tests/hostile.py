@@ -1,4 +1,4 @@
-"""Hostile callers: records that are plain, odd, mutated or noise, in each format of a request topic."""
+"""Hostile callers: valid, unusual, mutated and random records, in each format of a request topic."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Hostile:
 
 
 def mutated(draw: Random, whole: bytes) -> bytes:
-    """A few bytes of it changed, repeated, put in or left out."""
+    """The value with a few bytes changed, repeated, inserted or removed."""
     value = bytearray(whole)
     for _ in range(draw.randint(1, 6)):
         at = draw.randrange(len(value) + 1)

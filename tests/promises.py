@@ -1,4 +1,4 @@
-"""What docs/guarantees.md says is shown by which test, and the check that these tests passed."""
+"""Which test shows which statement of docs/guarantees.md, and the check that these tests passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 
 NO_TOOL = "no such tool here: "
-"""How a skip begins that says what README does not ask for and this machine does not have."""
+"""How the reason of a skip starts if a tool is missing that the README does not require."""
 
 
 def named_tests(text: str | None = None) -> set[str]:
@@ -36,7 +36,7 @@ def is_in_proof_only(name: str) -> bool:
 class Promises:
     """Fails a run of the whole suite in which a test that the page names did not pass.
 
-    One that lacked a tool is told, and fails nothing: where it must not happen, in CI, it has failed.
+    A test that lacked a tool is reported and does not fail the run; in CI it has already failed.
     Tests that only `make proof` runs are required there.
     """
 
@@ -76,7 +76,7 @@ class Promises:
 
 
 def _tool_missed(report: pytest.TestReport) -> str | None:
-    """Why the test was skipped, if that was for want of a tool."""
+    """Why the test was skipped, if a tool was missing."""
     if not report.skipped or not isinstance(report.longrepr, tuple):
         return None
     reason = report.longrepr[2].removeprefix("Skipped: ")
@@ -84,6 +84,6 @@ def _tool_missed(report: pytest.TestReport) -> str | None:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether all tests run, not some that somebody chose."""
+    """Whether all tests run, not a selection."""
     is_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return is_all and not (config.option.keyword or config.option.markexpr)

@@ -1,4 +1,4 @@
-"""One promotion of every shard at a time of the caller's choice: a process that a test may kill."""
+"""One promotion of every shard at a given time: a process that a test may kill."""
 
 from __future__ import annotations
 

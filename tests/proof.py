@@ -1,4 +1,4 @@
-"""The page `docs/proof.md`: what a run of all tests showed."""
+"""The page `docs/proof.md`: the results of a run of all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record as no client here would write it: clients want the names of headers as text."""
+"""A record that no client here can write: clients require header names to be text."""
 
 from __future__ import annotations
 

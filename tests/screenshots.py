@@ -1,4 +1,4 @@
-"""`python -m tests.screenshots FOLDER`: the page of a service with a lively day, light and dark, wide and narrow."""
+"""`python -m tests.screenshots FOLDER`: the page of a busy service, light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLERS = ("shop", "billing", "crm", "loyalty", "support")
 PENDING = 700
 LIVELY_S = 100.0
 FROZEN_S = 14.0
-"""From the moment on from which one of the two services does nothing."""
+"""From the moment when one of the two services is frozen."""
 
 WIDTHS = {1440: 1000, 390: 844}
 COLOURS = 200
@@ -69,7 +69,7 @@ def _world(stack: EmbeddedStack) -> World:
 
 
 def _prepare(world: World, client: httpx.Client) -> None:
-    """What is pending for hours, and what is dead."""
+    """Requests that are pending for hours, and dead letters."""
     random = Random(11)
     for place, caller in enumerate(CALLERS):
         due_s = [_due_s(random) for _ in range(PENDING // (place + 2))]
@@ -92,7 +92,7 @@ def _due_s(random: Random) -> float:
 
 
 def _wave(passed_s: float) -> int:
-    """How many requests in half a second: a load that swells and ebbs."""
+    """How many requests in half a second: a load that rises and falls."""
     return int(30 + 25 * (1 + (passed_s % 50) / 50) * (passed_s % 23 > 6))
 
 

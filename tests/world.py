@@ -1,6 +1,6 @@
-"""A world for one test: topics of its own, services as processes, and the books of what was asked.
+"""A world for one test: its own topics, services as processes, and the bookkeeping of its requests.
 
-The books know only what was sent and what a plain read_committed consumer reads back.
+The books use only what was sent and what a plain read_committed consumer reads.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a consumer that knows only the requests thinks of the deliveries."""
+    """The deliveries, judged by a consumer that knows only the requests."""
 
     delivered: int
     lost: list[str]
@@ -133,14 +133,14 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """Where it answers over HTTP; "" while nobody listens."""
+        """Its HTTP address; "" while it does not listen."""
         if not self._address:
             told = LISTENS.search(self.log.read_text())
             self._address = told[1] if told is not None else ""
         return self._address
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP GET; (0, "") while nobody listens."""
+        """Status and body of an HTTP GET; (0, "") while it does not listen."""
         if not self.address:
             return 0, ""
         try:
@@ -152,7 +152,7 @@ class ServiceProcess:
             return 0, ""
 
     def wait_ready(self) -> ServiceProcess:
-        """Until every owned shard is open."""
+        """Wait until every owned shard is open."""
 
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
@@ -171,7 +171,7 @@ class ServiceProcess:
         self.process.wait()
 
     def freeze(self) -> None:
-        """Stop it and everything it started, as a host that is paused."""
+        """Freeze it and everything it started, like a paused host."""
         self._frozen = self.family()
         for process in self._frozen:
             process.suspend()
@@ -210,7 +210,7 @@ class ServiceProcess:
 
 
 class World:
-    """Topics of its own on given servers; everything it started ends with it."""
+    """Its own topics on given servers; everything it started ends with it."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class World:
             self._consumer.close()
 
     def request_topic(self) -> NewTopic:
-        """As it is made, and may be made again."""
+        """The request topic as it is created, and recreated."""
         config = APPENDED | self.kept | {"max.message.bytes": str(LARGEST_BYTES)}
         return NewTopic(self.requests, self.partitions, config=config)
 
@@ -285,7 +285,7 @@ class World:
         )
 
     def environment(self, **more: object) -> dict[str, str]:
-        """What a service of this world is given; `poll_interval_ms=100` sets that variable too."""
+        """The environment of a service of this world; `poll_interval_ms=100` also sets that variable."""
         config = self.folder / "kafka.properties"
         config.write_text(
             f"session.timeout.ms={int(SESSION_S * 1000)}\nheartbeat.interval.ms=300\n"
@@ -313,7 +313,7 @@ class World:
         )
 
     def start_service(self, *, only: str | None = None, **more: object) -> ServiceProcess:
-        """A service process, without waiting for it; `only` one half of a Spark engine."""
+        """Start a service process, without waiting for it; `only` one half of a Spark engine."""
         log = self.folder / f"service-{len(self.services)}.log"
         options = [] if only is None else ["--only", only]
         service = ServiceProcess(self.environment(**more), log, options)
@@ -363,7 +363,7 @@ class World:
         key: bytes | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Put a record into the request topic, whatever it is; 0: it is written now."""
+        """Write any record to the request topic; 0: it is written now."""
         place: dict[str, Any] = {} if partition is None else {"partition": partition}
         while True:
             try:
@@ -383,14 +383,14 @@ class World:
             return
 
     def writable_partitions(self) -> int:
-        """How many partitions of the request topic the books' own producer knows."""
+        """How many partitions of the request topic the producer of the books knows."""
         return len(self._producer.list_topics(self.requests, 10).topics[self.requests].partitions)
 
     def flush(self) -> None:
         assert self._producer.flush(30) == 0
 
     def received(self, topic: str | None = None) -> list[Message]:
-        """Everything a read_committed consumer can read by now, or that of one topic."""
+        """Everything that a read_committed consumer can read by now, or only that of one topic."""
         consumer = self._consumer or self._observe()
         while (message := consumer.poll(0.05)) is not None:
             for found in (message, *consumer.consume(10_000, timeout=0)):
@@ -419,7 +419,7 @@ class World:
         return self._consumer
 
     def wait_delivered(self, timeout_s: float = 60.0) -> Verdict:
-        """Until every request asked by the books has come out, then a moment for duplicates."""
+        """Wait until every request of the books is delivered, then a moment for duplicates."""
 
         def all_out() -> bool:
             bodies = {m.value() for m in self.received() if m.topic() in self.targets}
@@ -432,7 +432,7 @@ class World:
         return self.verdict()
 
     def verdict(self, *, late_from: int = 0) -> Verdict:
-        """Compare what was asked with what came out; lateness without the first `late_from` asked."""
+        """Compare requests with deliveries; lateness without the first `late_from` requests."""
         dues = self._dues()
         counts: Counter[str] = Counter()
         early: list[int] = []
@@ -496,7 +496,7 @@ def each_of(bootstrap_servers: str, *topics: str) -> Iterator[Message]:
 
 
 def read_with(consumer: Consumer, *topics: str) -> Iterator[Message]:
-    """The same with a consumer of one's own that tells ends of partitions; it is closed then."""
+    """The same with a given consumer that reports ends of partitions; it is closed at the end."""
     parts = [
         (topic, partition)
         for topic in topics

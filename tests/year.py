@@ -1,4 +1,4 @@
-"""A world whose clock the test turns: months pass in seconds."""
+"""A world whose clock the test sets: months pass in seconds."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from tests.world import World, each_of, read_all, until
 HORIZON_S = 3600
 HOUR_MS = 3_600_000
 YEARS_S = 315_360_000
-"""Nothing is written again for its age, unless Kafka would remove it."""
+"""No request is renewed because of its age, unless Kafka would remove it."""
 
 DAY_MS = 24 * HOUR_MS
 
 
 class Year:
-    """A world whose clock the test turns: its shards are opened, filled and emptied at any time."""
+    """A world whose clock the test sets: its shards are opened, filled and emptied at any simulated time."""
 
     written_ms = 0
-    """When requests are asked; 0: when they are."""
+    """When requests are written; 0: at the actual time."""
 
     def __init__(
         self, world: World, horizon_s: int = HORIZON_S, renew_after_s: int | None = YEARS_S
@@ -69,7 +69,7 @@ class Year:
         self.shards = [Shard(world.requests, 0)]
         self.began_ms = time.time_ns() // 1_000_000
         receipts = receipts_topic(world.requests)
-        # Kafka does not know of the times that pass here, and is not to be asked for its own.
+        # Kafka does not know the simulated time, and must not be asked for its own.
         world.create(NewTopic(receipts, world.partitions, config=PAST))
         topics = OwnTopics(self.access, [world.requests], world.dead_letters)
         topics.ensure()
@@ -99,7 +99,7 @@ class Year:
         self.world.send_raw(value, [], partition, timestamp_ms=self.written_ms)
 
     def pass_to(self, now_ms: int) -> None:
-        """Open every shard at that time and deliver all that is due."""
+        """Open every shard at that time and deliver all due requests."""
         self.world.flush()
         for shard in self.shards:
             self._live(shard, now_ms)
@@ -148,14 +148,14 @@ class Year:
         recovered: Recovered,
         now_ms: int,
     ) -> None:
-        """What is done beside delivering: nothing."""
+        """Work beside deliveries: none."""
 
     def promote(self, now_ms: int) -> int:
-        """How many came near."""
+        """How many requests were promoted."""
         return sum(done.near for done in self.promoted(now_ms))
 
     def promoted(self, now_ms: int) -> list[Promoted]:
-        """What promotion did in each shard."""
+        """The results of promotion in each shard."""
         self.world.flush()
         promoter = Promoter(self.settings, self.access)
         try:
@@ -164,7 +164,7 @@ class Year:
             promoter.close()
 
     def promote_killed(self, now_ms: int, after_s: float) -> None:
-        """A promotion that may be killed half-way."""
+        """A promotion that may be killed halfway."""
         command = [sys.executable, "-m", "tests.promoting", str(now_ms)]
         with (self.world.folder / "promoting.log").open("ab") as log:
             running = subprocess.Popen(
@@ -191,7 +191,7 @@ class Year:
         return sorted((m.value() or b"").decode() for m in self.messages())
 
     def counts(self, most: int) -> bytearray:
-        """How often each of these many numbers was delivered."""
+        """How often each number below `most` was delivered."""
         counts = bytearray(most)
         for message in each_of(self.world.kafka.bootstrap_servers, self.world.targets[0]):
             counts[int(message.value() or b"")] += 1
@@ -206,9 +206,9 @@ class Year:
 
 
 class PastYear(Year):
-    """A year that ends now: the ages of records are those of its clock, and its journals are trimmed.
+    """A year that ends now: ages of records are measured by its clock, and its journals are trimmed.
 
-    It must be past, as brokers refuse timestamps of the future. It has the product's own horizon, age
+    It must be in the past, because brokers refuse future timestamps. It has the product's own horizon, age
     of renewal and retention; the world's broker and topics are those of `past_broker` and `PAST`.
     """
 
@@ -227,7 +227,7 @@ class PastYear(Year):
         self._send(request | {"countdown": countdown_s} | named, 0)
 
     def live(self, now_ms: int) -> list[Promoted]:
-        """What a service does at that time: promote and renew, deliver, and trim behind itself."""
+        """The work of a service at that time: promote and renew, deliver, and trim."""
         self.written_ms = now_ms
         promoted = self.promoted(now_ms)
         self.pass_to(now_ms)
@@ -258,7 +258,7 @@ class PastYear(Year):
         Trimmer(self.access, self.settings.retention_s * 1000).trim(shard, mark, now_ms)
 
     def journals(self, shard: int = 0) -> tuple[Held, Held]:
-        """What Kafka holds of the requests of a shard, and of its receipts."""
+        """The records of a shard's requests and receipts that Kafka keeps."""
         journal = ShardJournal(self.shards[shard], self.access)
         try:
             bounds = journal.request_bounds(), journal.receipt_bounds()
@@ -278,7 +278,7 @@ class PastYear(Year):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Offsets from `start` to `end` - 1, in so many bytes on disk."""
+    """Offsets from `start` to `end` - 1, with their size on disk."""
 
     start: int
     end: int
@@ -290,34 +290,34 @@ class Held:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of the segments that are not removed yet: what Kafka itself tells of its log directories."""
+    """Of the segments that are not removed yet: as Kafka reports its log directories."""
     found = 0
     for segment in folder.glob("*.log"):
-        with suppress(FileNotFoundError):  # removed between the two looks
+        with suppress(FileNotFoundError):  # removed between the two reads
             found += segment.stat().st_size
     return found
 
 
 PAST = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
-"""Of topics of a time that Kafka's clock does not show."""
+"""Settings of topics with timestamps that differ from Kafka's clock."""
 
 
 def past_broker(segment_bytes: int) -> dict[str, str]:
-    """Settings of a broker that removes at once what was trimmed, and nothing for its age."""
+    """Settings of a broker that removes trimmed records at once, and none because of their age."""
     return {
         "log.segment.bytes": str(segment_bytes),
         "log.retention.ms": "-1",
         "log.retention.check.interval.ms": "200",
         "log.initial.task.delay.ms": "0",
         "log.segment.delete.delay.ms": "0",
-        # Or it would forget producers whose last record is of long ago, and fence nobody.
+        # Otherwise it would forget producers with old last records, and would not fence them.
         "producer.id.expiration.check.interval.ms": str(24 * DAY_MS),
     }
 
 
 @dataclass(frozen=True)
 class _PastAccess(KafkaAccess):
-    """Clients that write at another time than now."""
+    """Clients that write at a simulated time."""
 
     now_ms: Callable[[], int] = lambda: 0
 
@@ -331,7 +331,7 @@ class _PastAccess(KafkaAccess):
 
 
 class _PastProducer:
-    """Stamps what it writes."""
+    """Sets the timestamps of its records."""
 
     def __init__(self, producer: Producer, now_ms: Callable[[], int]) -> None:
         self._producer = producer
@@ -365,7 +365,7 @@ class _PastProducer:
 
 
 class _PastConsumer:
-    """Knows times by records alone: brokers stamp the ends of transactions with their own clock."""
+    """Uses only timestamps of records: brokers stamp the ends of transactions with their own clock."""
 
     def __init__(self, consumer: Consumer, access: KafkaAccess) -> None:
         self._consumer = consumer

@@ -1,1 +1,1 @@
-"""Seeded faults on real servers: whatever was acknowledged comes out exactly once, and never early."""
+"""Seeded faults on real servers: every acknowledged request is delivered exactly once, and never early."""

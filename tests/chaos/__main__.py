@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: faults from seeds, on real servers, and a table of what came of them."""
+"""`python -m tests.chaos`: faults from seeds, on real servers, and a table of the results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(
 
 
 def choose(seed: int, numbers: list[int] | None, fault: str, share: float) -> list[Schedule]:
-    """Those asked for, of all that the seed has."""
+    """The selected schedules, of all that the seed has."""
     left = {
         name: max(1, round(found.count * share))
         for name, found in FAULTS.items()
@@ -77,7 +77,7 @@ def choose(seed: int, numbers: list[int] | None, fault: str, share: float) -> li
 
 
 def watched(chosen: list[Schedule], lanes: int, folder: Path, console: Console) -> list[Played]:
-    """Play them behind a bar."""
+    """Play them with a progress bar."""
     played: list[Played] = []
     servers = Servers(folder, lanes)
     columns = (

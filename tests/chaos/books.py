@@ -1,7 +1,7 @@
-"""Total-queue accounting: every request in the journal against everything that came out.
+"""Total-queue accounting: compares every request in the journal with every delivery.
 
-Knows requests as Kafka acknowledged them (blackbox trims the journal), what came out as any consumer reads
-it, and nothing of what blackbox says about them.
+Uses requests as Kafka acknowledged them (blackbox trims the journal) and deliveries as any consumer reads
+them, but nothing that blackbox reports about them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from confluent_kafka import Message
 
 REVIVED_AFTER_MS = 3000
-"""A message delivered so long after its cancel was written shows that the cancel was forgotten."""
+"""A message delivered this long after its cancel was written shows that the cancel was lost."""
 
 SHOWN_CHARS = 40
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request as its record says, and the partition and offset of that.
+    """A request as in its record, with the partition and offset of the record.
 
-    `ended_ms` is when its cancel or replacement was written. `due_ms` is None for what can only
+    `ended_ms` is when its cancel or replacement was written. `due_ms` is None for requests that can only
     become a dead letter.
     """
 
@@ -34,16 +34,16 @@ class Asked:
     ended_ms: int | None = None
 
     def is_awaited(self, now_ms: int) -> bool:
-        """Whether it must have come out by now, whatever else happened."""
+        """Whether it must have been delivered by now, whatever else happened."""
         return self.ended_ms is None and (self.due_ms is None or self.due_ms <= now_ms)
 
 
 @dataclass(slots=True)
 class Account:
-    """What became of the requests. `again` counts what came out more than once.
+    """The outcomes of the requests. `again` counts repeated deliveries.
 
-    `revived` came out although they were ended long before; `wrong` came out where they should not;
-    `shown_later` were missing at the first look, and not at the last.
+    `revived` were delivered although they ended long before; `wrong` were delivered to a wrong topic;
+    `shown_later` were missing at the first read, and not at the last.
     """
 
     requests: int
@@ -57,7 +57,7 @@ class Account:
     late_ms: list[int] = field(default_factory=list, repr=False)
 
     def complaints(self, *, may_repeat: int, may_revive: bool) -> list[str]:
-        """What breaks the promises. `may_repeat` is how many deliveries may be repetitions."""
+        """Violations of the guarantees. `may_repeat` is the allowed number of repeated deliveries."""
         found = [f"lost: {body}" for body in self.lost]
         if self.again.total() > may_repeat:
             found += [f"came {count} times too often: {body}" for body, count in self.again.items()]
@@ -78,7 +78,7 @@ def account(
 ) -> Account:
     """Compare the requests with the target topics and the dead-letter topic.
 
-    Requests to a `doomed` topic may become dead letters; `went_down` are the places of those that
+    Requests to a `doomed` topic may become dead letters; `went_down` are the places of the requests that
     were delivered before it was deleted.
     """
     by_body = {one.body: one for one in asked}
@@ -109,7 +109,7 @@ def account(
 
 
 def _asked_in(letter: Message) -> str:
-    """The body of the request; where its record was deleted with its topic, that is all there is of it."""
+    """The body of the request; it is all that is left if the record was deleted with its topic."""
     value = (letter.value() or b"").decode()
     return str(json.loads(value)["message"]) if value.startswith("{") else value
 
@@ -123,7 +123,7 @@ def _note_time(books: Account, one: Asked, at_ms: int, due_ms: int) -> None:
 
 
 def read_journal(journal: Iterable[Message]) -> list[Asked]:
-    """The requests in the order of the journal, each with when it was ended, if it was."""
+    """The requests in journal order, each with the time of its end, if it was ended."""
     asked: list[Asked] = []
     holders: dict[tuple[int | None, str], Asked] = {}
     for message in journal:
@@ -147,5 +147,5 @@ def read_journal(journal: Iterable[Message]) -> list[Asked]:
 
 
 def _was_carried(message: Message) -> bool:
-    """A request of the cold tier that was written anew is no request of its own."""
+    """A renewed request of the cold tier is not a request of its own."""
     return "blackbox-carried" in dict(message.headers() or [])

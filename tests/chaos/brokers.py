@@ -1,4 +1,4 @@
-"""A Kafka of three brokers, of which each may be frozen or killed."""
+"""A Kafka of three brokers, each of which can be frozen or killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Broker(EmbeddedKafka):
 
 
 class Cluster:
-    """Three brokers that are controllers, too; two of them must be there."""
+    """Three brokers that are also controllers; two of them must be running."""
 
     def __init__(self, folder: Path) -> None:
         self.id = new_cluster_id()
@@ -76,7 +76,7 @@ class Cluster:
         ]
 
     def start(self) -> None:
-        """Those that do not run; none of them answers before two do."""
+        """Start the brokers that do not run; none of them answers before two of them run."""
         with ThreadPoolExecutor(COUNT) as pool:
             list(pool.map(Broker.start, self.brokers))
 
@@ -93,7 +93,7 @@ class Cluster:
         return self.brokers[leader - 1]
 
     def transaction_log(self, transactional_id: str) -> PartitionMetadata:
-        """Where the fate of its transactions is written: its leader is their coordinator."""
+        """The partition that records the status of its transactions; its leader is their coordinator."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         found = admin.list_topics(TRANSACTIONS, timeout=10).topics[TRANSACTIONS]
         return found.partitions[java_hash(transactional_id) % TRANSACTION_PARTITIONS]
@@ -109,7 +109,7 @@ class Cluster:
 
 
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode()` without its sign, as Kafka takes it."""
+    """Java's `String.hashCode()` without its sign, as Kafka uses it."""
     found = 0
     for character in text:
         found = (31 * found + ord(character)) & 0xFFFFFFFF

@@ -27,17 +27,17 @@ CRASHED = 86
 
 
 class Crash(NamedTuple):
-    """After which step, and at which of its times, counted from 1."""
+    """After which step, and at which of its occurrences, counted from 1."""
 
     step: str
     time: int
 
 
 class Step(NamedTuple):
-    """Where a step ends in the code; any of several `names` does it.
+    """Where a step ends in the code: in any of several `names`.
 
-    `counts(result, *arguments)` says whether a call did the step for something; `first(*arguments)`
-    is done between the step and the end.
+    `counts(result, *arguments)` says whether a call performed the step; `first(*arguments)`
+    runs between the step and the end.
     """
 
     owner: Any
@@ -101,7 +101,7 @@ PROMOTING = {
 
 
 def install(crash: Crash) -> None:
-    """Let this process end after that step."""
+    """Make this process end after that step."""
     step = (STEPS | REBUILDING | MARKING | PROMOTING)[crash.step]
     lock = Lock()
     left = crash.time

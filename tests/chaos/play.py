@@ -1,4 +1,4 @@
-"""Plays schedules: side by side in lanes, in companies where they share what is harmed."""
+"""Plays schedules: in parallel lanes, and in groups if they share the broken server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.servers.sentinel import SentinelServers
 COMPANY = 8
 SPARK_LANES = 2
 SINGLE = ("shared", "own redis", "own kafka and redis", "sentinels", "redis cluster")
-"""Servers that a schedule harms for itself alone, if at all."""
+"""Servers that a schedule may break only for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a schedule; without complaints every promise was kept.
+    """The result of a schedule; without complaints, every guarantee held.
 
     `torn` counts receipts that could be read although some of their messages could not.
     """
@@ -53,7 +53,7 @@ def play_all(
     folder: Path,
     done: Callable[[Played], None],
 ) -> None:
-    """Those on shared servers in lanes side by side; then, by company, those that harm a broker."""
+    """Schedules on shared servers in parallel lanes; then, in groups, those that break a broker."""
     waiting = list(schedules)
     singles = [s for s in waiting if FAULTS[s.fault].servers in SINGLE]
     on_spark = [s for s in waiting if FAULTS[s.fault].servers == "spark"]
@@ -97,7 +97,7 @@ def play(
     folder: Path,
     company: Barrier | None = None,
 ) -> Played:
-    """Play one schedule; its folder and its topics are kept if a promise was broken."""
+    """Play one schedule; its folder and its topics are kept if a guarantee was violated."""
     began = time.monotonic()
     own = folder / f"{schedule.seed}-{schedule.number}"
     own.mkdir(parents=True)

@@ -19,17 +19,17 @@ NOTHING = object()
 
 
 class Wire(Protocol):
-    """Tells requests and replies apart in the bytes of one connection."""
+    """Finds requests and replies in the bytes of one connection."""
 
     def requests(self, data: bytes) -> list[tuple[str | int, int]]:
-        """The requests that these bytes complete: what each is, and its number."""
+        """The requests that these bytes complete: the kind and number of each."""
 
     def replies(self, data: bytes) -> list[int]:
         """The numbers of the requests whose replies these bytes complete."""
 
 
 class RedisWire:
-    """Requests are known by the name of their command."""
+    """Requests are identified by the name of their command."""
 
     def __init__(self) -> None:
         self._sent, self._answered = 0, 0
@@ -53,7 +53,7 @@ class RedisWire:
 
 
 class KafkaWire:
-    """Requests are known by the number of their API."""
+    """Requests are identified by the number of their API."""
 
     def __init__(self) -> None:
         self._asking = bytearray()
@@ -89,7 +89,7 @@ class Proxies:
         self._thread.start()
 
     def call(self, does: Callable[[], T]) -> T:
-        """Do it on the loop, and return what it returned."""
+        """Call it on the loop, and return its result."""
 
         async def done() -> T:
             return does()
@@ -103,7 +103,7 @@ class Proxies:
 
 
 class Proxy:
-    """Passes everything on to `port` on this host, until told otherwise. Safe from any thread."""
+    """Forwards everything to `port` on this host, unless it is told otherwise. Safe from any thread."""
 
     def __init__(self, proxies: Proxies, port: int, wire: Callable[[], Wire]) -> None:
         self._proxies = proxies
@@ -130,16 +130,16 @@ class Proxy:
         self._proxies.call(self._abort_links)
 
     def refuse(self) -> None:
-        """End every connection, and take no new one until `mend`."""
+        """End every connection, and accept no new one until `mend`."""
         self.is_refusing = True
         self.cut()
 
     def delay(self, seconds: float) -> None:
-        """Let everything arrive so much later, in both directions, until `mend`."""
+        """Delay everything in both directions until `mend`."""
         self.delay_s = seconds
 
     def hang(self, at: str | int) -> None:
-        """Let no such request, and nothing that its connection asks after it, arrive until `mend`, which cuts those."""
+        """Hold every such request, and everything after it on its connection, until `mend`, which ends these connections."""
         self.hangs_at = at
 
     def mend(self) -> None:
@@ -149,7 +149,7 @@ class Proxy:
             self.cut()
 
     def lose_reply(self, to: str | int, time: int) -> None:
-        """The next but `time` - 1 such request is carried out; instead of a reply its connection ends."""
+        """The `time`-th such request is carried out, but its connection ends instead of a reply."""
         self._lose(to, time, before=False)
 
     def lose_request(self, to: str | int, time: int) -> None:
@@ -164,7 +164,7 @@ class Proxy:
         self._proxies.call(await_it)
 
     def sees(self, request: str | int) -> bool | None:
-        """Whether to lose what this request says (True: the request itself); None: let it pass."""
+        """Whether to lose this request (True) or its reply (False); None: forward it."""
         if self._awaited is None or self._awaited[0] != request:
             return None
         self._left -= 1
@@ -219,7 +219,7 @@ class Link:
             self.abort()
 
     def abort(self) -> None:
-        if self._losing is not None:  # its client may give up before there is a reply
+        if self._losing is not None:  # its client may stop before the reply
             self._proxy.lost.set()
         self._proxy.links.discard(self)
         self.up.abort()
@@ -227,7 +227,7 @@ class Link:
 
 
 class _Lane:
-    """One direction of a link: what arrives later, in its order."""
+    """One direction of a link: data that arrives later, in order."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy

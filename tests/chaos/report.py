@@ -1,4 +1,4 @@
-"""What came of many schedules, by fault: a table, and the page docs/chaos.md."""
+"""The results of many schedules, by fault: a table, and the page docs/chaos.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One schedule while it is played: its world, the requests on their way, and what became of them."""
+"""One schedule while it is played: its world, its requests, and their outcomes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ SETTLE_S = 60.0
 SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
 SHOWN_S = 45.0
-"""By when the markers of a committed transaction are everywhere, and an abandoned one is aborted."""
+"""After this time, markers of a committed transaction are on all brokers, and an abandoned one is aborted."""
 
 TRIMMED = "removed the records below"
 
 UNFINISHED = re.compile(
     r"(?:; recovering|: still busy; the next owner will fence it)$", re.MULTILINE
 )
-"""What a service logs when it gives a shard up in the middle of something."""
+"""What a service logs when it closes a shard during its work."""
 
 
 class Scene:
-    """What a fault has to do with. `dice` are for the fault alone; `at` is the schedule's own clock.
+    """What a fault works with. `dice` are only for the fault; `at` is the schedule's own clock.
 
-    `ahead_s` is how much later it is there than here, if all its clocks say so.
+    `ahead_s` is by how much all its clocks are ahead.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Scene:
     def start(
         self, *, crash: Crash | None = None, clock: WrongClock | None = None
     ) -> ServiceProcess:
-        """A service, without waiting for it."""
+        """Start a service, without waiting for it."""
         log = self.folder / f"service-{len(self.world.services)}.log"
         environment = self.world.environment(**self.settings)
         service: ServiceProcess
@@ -142,7 +142,7 @@ class Scene:
         return service
 
     def wait_ready(self, service: ServiceProcess) -> None:
-        """Until all its shards are open, or it has crashed as it was to."""
+        """Wait until all its shards are open, or it has crashed as planned."""
 
         def is_ready() -> bool:
             return service.process.poll() is not None or service.get("/readyz")[0] == 200
@@ -158,20 +158,20 @@ class Scene:
         service.kill()
 
     def stop(self, service: ServiceProcess) -> None:
-        """SIGTERM, once it listens to that; it ends well, and in time."""
+        """SIGTERM, once it handles the signal; it ends without an error, and in time."""
         self._ended.add(service)
-        until("it has begun", lambda: "health and metrics" in service.log.read_text())
+        until("it has started", lambda: "health and metrics" in service.log.read_text())
         code = service.stop(timeout_s=15)
         assert code == 0, f"{service.log} ended with {code}"
 
     def ask_until_crashed(self, service: ServiceProcess, within_s: float = WITHIN_S) -> None:
-        """Waves of requests, until it has ended after the step it was to end after."""
+        """Send waves of requests until it has ended after the planned step."""
         self._ended.add(service)
         self._ask_until(service.log, lambda: service.process.poll() is not None, within_s)
         assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
 
     def ask_until_lost(self, way: Proxy) -> None:
-        """Waves of requests, until what was to be lost on this way is lost."""
+        """Send waves of requests until the proxy has lost what it should lose."""
         self._ask_until("something is lost", way.lost.is_set)
 
     def _ask_until(
@@ -185,11 +185,11 @@ class Scene:
         raise AssertionError(f"not within {MOST_WAVES} waves of requests: {what}")
 
     def owned_by(self, service: ServiceProcess) -> int:
-        """How many shards are open there."""
+        """How many shards it has open."""
         return int(service.metric("blackbox_shard_open"))
 
     def wait_logged(self, text: str) -> None:
-        """Until a running service says this."""
+        """Wait until a running service logs this."""
 
         def is_said() -> bool:
             return any(text in service.log.read_text() for service in self.running())
@@ -197,12 +197,12 @@ class Scene:
         until(f"a service logs {text!r}", is_said, every_s=LOOK_S)
 
     def trims(self) -> int:
-        """How often a journal was trimmed until now."""
+        """How often a journal was trimmed so far."""
         return sum(service.log.read_text().count(TRIMMED) for service in self.world.services)
 
     def wait_trimmed(self, before: int = 0) -> None:
-        """Until a journal was trimmed once more than `before`; what is trimmed leaves nothing to trim,
-        so that further waves of requests may be needed.
+        """Wait until a journal was trimmed again; after a trim nothing is left to trim,
+        so further waves of requests may be needed.
         """
 
         def is_trimmed() -> bool:
@@ -229,7 +229,7 @@ class Scene:
         sending.start()
 
     def ask_this(self, value: str, partition: int = 0) -> None:
-        """Send one record more, now."""
+        """Send one more record, now."""
         self._send_one(Ask(0, partition, value))
 
     def _send(self, asks: list[Ask], began: float) -> None:
@@ -248,14 +248,19 @@ class Scene:
         self.world.send_raw(ask.value, headers, ask.partition, acknowledged)
 
     def wait_taken_in(self) -> None:
-        """Until everything asked for so far is in the index."""
+        """Wait until all requests so far are in the index."""
         for sending in self._asking:
             sending.join()
         self.world.flush()
         ends = self._journal_ends()
-        until("all is taken in", lambda: self._pending(ends) is not None, SETTLE_S, every_s=LOOK_S)
+        until(
+            "everything is stored",
+            lambda: self._pending(ends) is not None,
+            SETTLE_S,
+            every_s=LOOK_S,
+        )
 
-    # topics and groups that are others than before
+    # recreated topics and changed groups
 
     def delete(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
@@ -263,19 +268,19 @@ class Scene:
         deleted.result()
 
     def create_requests_again(self) -> None:
-        """The request topic; what is asked for from now on is in the new one."""
+        """Recreate the request topic; later requests are in the new one."""
         before = self._request_topic_id()
         self.delete(self.world.requests)
         self._incarnation += 1
 
         def is_made() -> bool:
-            with suppress(KafkaException):  # it takes a while until the old one is gone
+            with suppress(KafkaException):  # deleting the old one takes a while
                 self.world.create(self.world.request_topic())
                 return True
             return False
 
-        until("the topic is there again", is_made, every_s=LOOK_S)
-        # A broker that has not heard of it yet acknowledges what is written to the old one.
+        until("the topic exists again", is_made, every_s=LOOK_S)
+        # A broker that does not know it yet acknowledges writes to the old one.
         until("the broker has the new one", lambda: self._request_topic_id() not in (None, before))
         until(
             "it can be written to",
@@ -283,14 +288,14 @@ class Scene:
         )
 
     def _request_topic_id(self) -> str | None:
-        """As the broker knows it; None if it knows no such topic."""
+        """As the broker reports it; None if it knows no such topic."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         with suppress(KafkaException):
             return topic_ids(admin, [self.world.requests])[self.world.requests]
         return None
 
     def rebind(self, *, killed_after_s: float | None = None) -> None:
-        """As the person on call does it, who may be interrupted and does it again."""
+        """As the person on call would do it, who may be interrupted and repeats it."""
         command = [sys.executable, "-m", "blackbox", "rebind", self.world.requests]
         run = subprocess.Popen(
             [*command, "--pending", "deliver"], text=True, stdout=PIPE, stderr=STDOUT,
@@ -307,7 +312,7 @@ class Scene:
     # the schedule's moments
 
     def at(self, second: float) -> None:
-        """Wait for this moment of the schedule."""
+        """Wait until this moment of the schedule."""
         _wait(self._began + second - time.monotonic())
 
     def within(self, first: float, last: float) -> None:
@@ -315,11 +320,11 @@ class Scene:
         self.at(self.dice.uniform(first, last))
 
     def last(self, shortest_s: float, longest_s: float) -> None:
-        """Let what is wrong now last for a while."""
+        """Let the fault last for a while."""
         _wait(self.dice.uniform(shortest_s, longest_s))
 
     def together(self, does: Callable[[], object]) -> None:
-        """Done once for all schedules that share a server, when all of them have come so far."""
+        """Run once for all schedules that share a server, when all of them have reached this point."""
         if self._company.wait(SETTLE_S) == 0:
             try:
                 does()
@@ -331,14 +336,14 @@ class Scene:
     # ways to the servers
 
     def way_to_redis(self) -> Proxy:
-        """The services that start from now on reach Redis through this."""
+        """A proxy to Redis for services that start from now on."""
         proxy = Proxy(self._servers.proxies, urlsplit(self.redis.url).port or 0, RedisWire)
         self._proxies.append(proxy)
         self.settings["redis_url"] = f"redis://{proxy.address}/0"
         return proxy
 
     def way_to_kafka(self) -> Proxy:
-        """The services that start from now on reach Kafka through this."""
+        """A proxy to Kafka for services that start from now on."""
         proxy = self._servers.ways[self._lane]
         proxy.mend()
         self.settings["kafka_bootstrap_servers"] = proxy.address
@@ -347,7 +352,7 @@ class Scene:
     # the end
 
     def settle(self) -> bool:
-        """Until every request was taken in and nothing is pending; False when that takes too long."""
+        """Wait until every request was stored and nothing is pending; False if that takes too long."""
         for sending in self._asking:
             sending.join()
         self.world.flush()
@@ -360,7 +365,7 @@ class Scene:
         return True
 
     def _journal_ends(self) -> dict[Shard, int]:
-        """Behind the last record of each partition; records of transactions have markers behind."""
+        """The offset after the last record of each partition; transactions end with markers."""
         topic = self.world.requests
         ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
         for incarnation, written in self._written:
@@ -391,10 +396,10 @@ class Scene:
         return pending
 
     def account(self) -> Account:
-        """Everything that was asked against everything that a consumer finds.
+        """Compare all requests with everything that a consumer finds.
 
-        Looks again while something is missing: a commit holds before its markers are on every
-        broker, and a read_committed reader stops at a broker that was away and has not got them.
+        Reads again while something is missing: a commit is valid before its markers are on every
+        broker, and a read_committed reader stops at a broker that was down and does not have them.
         """
         books = self._account()
         missing = len(books.lost)
@@ -421,7 +426,7 @@ class Scene:
         )
 
     def _went_down(self) -> list[tuple[int, int]]:
-        """The requests whose message went to the doomed topic: only the receipts know."""
+        """The requests whose message went to the doomed topic, as only the receipts show."""
         return [
             (partition, offset)
             for partition, found in self._receipts().items()
@@ -432,7 +437,7 @@ class Scene:
         ]
 
     def torn(self) -> int:
-        """How many transactions recovery found torn: a receipt there, messages of it not."""
+        """How many torn transactions recovery found: their receipt exists, but not all messages."""
         found = self._receipts().values()
         return sum(bool(receipt.void) for partition in found for _, receipt in partition)
 
@@ -446,7 +451,7 @@ class Scene:
         return receipts
 
     def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
-        """What breaks a promise; at-least-once may repeat a batch after each end of an owner."""
+        """Violations of guarantees; at-least-once may repeat a batch after each end of an owner."""
         services = self.world.services
         given_up = sum(len(UNFINISHED.findall(service.log.read_text())) for service in services)
         ends = given_up + (len(services) - 1) * self.world.partitions
@@ -459,7 +464,7 @@ class Scene:
         return found
 
     def delete_topics(self) -> None:
-        """So that a broker that serves hundreds of schedules does not keep them all."""
+        """Delete them, because a broker serves hundreds of schedules."""
         world = self.world
         ours = [world.requests, receipts_topic(world.requests), world.dead_letters, *world.targets]
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})

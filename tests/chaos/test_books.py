@@ -1,4 +1,4 @@
-"""The books notice whatever is lost, doubled, early, revived, or where it should not be."""
+"""The books find messages that are lost, duplicated, early, revived or in a wrong topic."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def books_of(
     return account(asked, arrived, letters or [], now_ms=NOW_MS, doomed=doomed)
 
 
-def test_what_came_once_and_in_time_is_no_complaint() -> None:
+def test_one_delivery_in_time_is_no_complaint() -> None:
     books = books_of([request(0, "a", 5000)], [record("orders", "a", 6010)])
 
     assert books.complaints(may_repeat=0, may_revive=False) == []
     assert (books.requests, books.delivered, books.late_ms) == (1, 1, [10])
 
 
-def test_what_is_due_and_did_not_come_is_lost_and_what_is_not_due_is_not() -> None:
+def test_only_a_due_request_without_a_delivery_is_lost() -> None:
     books = books_of([request(0, "a", 5000), request(1, "b", 5000, countdown_s=3600)], [])
 
     assert books.lost == ["a"]
 
 
-def test_what_came_twice_is_counted_and_may_be_allowed() -> None:
+def test_a_second_delivery_is_counted_and_may_be_allowed() -> None:
     books = books_of([request(0, "a", 5000)], [record("orders", "a", 6000)] * 2)
 
     assert books.again == {"a": 1}
@@ -54,7 +54,7 @@ def test_what_came_twice_is_counted_and_may_be_allowed() -> None:
     assert books.complaints(may_repeat=1, may_revive=False) == []
 
 
-def test_a_message_and_a_dead_letter_of_one_request_are_one_too_many() -> None:
+def test_a_message_and_a_dead_letter_of_one_request_count_as_two() -> None:
     journal = [request(0, "a", 5000)]
     letter = record("dead", (journal[0].value() or b"").decode(), 7000)
     books = books_of(journal, [record("orders", "a", 6000)], [letter], frozenset({"orders"}))
@@ -66,7 +66,7 @@ def test_a_millisecond_early_is_early() -> None:
     assert books_of([request(0, "a", 5000)], [record("orders", "a", 5999)]).early
 
 
-def test_an_ended_request_need_not_come_and_may_come_soon_after_but_not_long_after() -> None:
+def test_an_ended_request_may_be_delivered_shortly_after_its_end_only() -> None:
     ended = [request(0, "a", 5000, id="x"), record("TB", '{"id": "x", "cancel": true}', 5500, 1)]
 
     assert books_of(ended, []).lost == []
@@ -75,13 +75,13 @@ def test_an_ended_request_need_not_come_and_may_come_soon_after_but_not_long_aft
     assert books_of(ended, [record("orders", "a", late_ms)]).revived == ["a"]
 
 
-def test_a_replacement_ends_a_request_and_must_come_itself() -> None:
+def test_a_replacement_ends_a_request_and_must_be_delivered() -> None:
     replaced = [request(0, "a", 5000, id="x"), request(1, "b", 5500, id="x")]
 
     assert books_of(replaced, []).lost == ["b"]
 
 
-def test_what_nobody_asked_for_or_in_another_topic_is_wrong() -> None:
+def test_an_unknown_message_or_one_in_another_topic_is_wrong() -> None:
     journal = [request(0, "a", 5000)]
 
     assert books_of(journal, [record("orders", "other", 6000)]).wrong
@@ -98,7 +98,7 @@ def test_an_invalid_request_must_become_a_dead_letter() -> None:
     assert books_of(journal, [], [letter]).complaints(may_repeat=0, may_revive=False) == []
 
 
-def test_a_seed_decides_the_same_again() -> None:
+def test_a_seed_always_gives_the_same_schedule() -> None:
     one, same, other = Schedule(7, 3, "x"), Schedule(7, 3, "x"), Schedule(7, 4, "x")
 
     assert one.setup == same.setup

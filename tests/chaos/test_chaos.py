@@ -48,7 +48,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize("fault", SAMPLE)
-def test_whatever_goes_wrong_each_request_comes_out_once_and_never_early(
+def test_each_request_is_delivered_once_and_never_early_despite_faults(
     fault: str, servers: Servers, tmp_path: Path
 ) -> None:
     if FAULTS[fault].needs_faketime and not FAKETIME:

@@ -22,7 +22,7 @@ from tests.servers.sentinel import SentinelServers
 
 @dataclass(frozen=True)
 class Backend:
-    """A Redis to test against, and a client of its own that only looks."""
+    """A Redis to test against, with a separate client that only reads."""
 
     connections: Callable[[], Connections]
     client: redis.Redis
@@ -68,7 +68,7 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelServ
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
-    """Three nodes, whose slots stay where they are, or come back."""
+    """Three nodes; tests that move slots move them back."""
     with ClusterServers(tmp_path_factory.mktemp("contract-cluster")) as servers:
         yield servers
 
@@ -113,7 +113,7 @@ Opener = Callable[[], ShardIndex]
 
 @pytest.fixture
 def open_index(backend: Backend) -> Iterator[Opener]:
-    """Another owner's hold on the same shard; all of them are closed in the end."""
+    """Another owner's index of the same shard; all of them are closed at the end."""
     connections = backend.connections()
     opened: list[ShardIndex] = []
 

@@ -1,4 +1,4 @@
-"""What a shard's keys hold, read by a plain client, and short ways to change it."""
+"""The content of a shard's keys, read by a plain client, and short ways to change it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Held:
 
 
 def loaded(index: ShardIndex) -> IndexMetadata | None:
-    """What an index says of itself, without the token, which is new with each opening."""
+    """The metadata of an index, without the token, which is new at each opening."""
     kept = index.load()
     return kept and kept._replace(token="")
 

@@ -22,117 +22,127 @@ from tests.world import until
 
 WAIT_S = 0.1
 
-Ears = Callable[..., Listener]
-Mouth = Callable[..., Bus]
+OpenListener = Callable[..., Listener]
+OpenBus = Callable[..., Bus]
 
 
 @pytest.fixture
-def listen(real_redis: EmbeddedRedis) -> Iterator[Ears]:
-    """A listener that Redis knows already; all of them are closed in the end."""
+def open_listener(real_redis: EmbeddedRedis) -> Iterator[OpenListener]:
+    """A listener that is already subscribed; all of them are closed at the end."""
     opened: list[Listener] = []
 
-    def listen(name: str, *kinds: str, url: str = real_redis.url) -> Listener:
+    def open_listener(name: str, *kinds: str, url: str = real_redis.url) -> Listener:
         opened.append(Listener(url, name, kinds))
         assert opened[-1].next(WAIT_S) is None
         return opened[-1]
 
-    yield listen
+    yield open_listener
     for listener in opened:
         listener.close()
 
 
 @pytest.fixture
-def speak(real_redis: EmbeddedRedis) -> Iterator[Mouth]:
+def open_bus(real_redis: EmbeddedRedis) -> Iterator[OpenBus]:
     opened: list[Bus] = []
 
-    def speak(name: str, url: str = real_redis.url) -> Bus:
+    def open_bus(name: str, url: str = real_redis.url) -> Bus:
         opened.append(Bus(url, name))
         return opened[-1]
 
-    yield speak
+    yield open_bus
     for bus in opened:
         bus.close()
 
 
-def heard(listener: Listener) -> list[tuple[str, Any]]:
-    """Everything that has arrived."""
+def received(listener: Listener) -> list[tuple[str, Any]]:
+    """All notes that have arrived."""
     notes = []
     while (note := listener.next(WAIT_S)) is not None:
         notes.append(note)
     return notes
 
 
-def hears_again(bus: Bus, listener: Listener, note: object) -> None:
-    """Until a note that is repeated, as senders do, arrives."""
+def wait_until_received(bus: Bus, listener: Listener, note: object) -> None:
+    """Wait until a note arrives that is repeated, as senders do."""
 
     def arrives() -> bool:
         with suppress(IndexLost):
             bus.send("soon", note)
         return listener.next(WAIT_S) == ("soon", note)
 
-    until("the listener hears again", arrives, timeout_s=10)
+    until("the listener receives notes again", arrives, timeout_s=10)
 
 
-def test_a_note_arrives_at_every_listener_of_its_name_and_kind_and_at_no_other(
-    listen: Ears, speak: Mouth
+def test_a_note_reaches_only_the_listeners_of_its_name_and_kind(
+    open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
-    one, two = listen("ours", "soon", "lease.a"), listen("ours", "soon")
-    other_kind, other_name = listen("ours", "lease.b"), listen("theirs", "soon", "lease.a")
+    one, two = open_listener("ours", "soon", "lease.a"), open_listener("ours", "soon")
+    other_kind, other_name = (
+        open_listener("ours", "lease.b"),
+        open_listener("theirs", "soon", "lease.a"),
+    )
 
-    speak("ours").send("soon", ["TB", 3, 1])
-    speak("ours").send("lease.a", {"0": [1, [["TB", 3]]]})
+    open_bus("ours").send("soon", ["TB", 3, 1])
+    open_bus("ours").send("lease.a", {"0": [1, [["TB", 3]]]})
 
-    assert heard(one) == [("soon", ["TB", 3, 1]), ("lease.a", {"0": [1, [["TB", 3]]]})]
-    assert heard(two) == [("soon", ["TB", 3, 1])]
-    assert heard(other_kind) == heard(other_name) == []
-
-
-def test_a_name_that_begins_like_another_one_is_another_name(listen: Ears, speak: Mouth) -> None:
-    shorter = listen("ours", "soon")
-    speak("ours.soon").send("soon", 1)
-    speak("ours2").send("soon", 1)
-    assert heard(shorter) == []
+    assert received(one) == [("soon", ["TB", 3, 1]), ("lease.a", {"0": [1, [["TB", 3]]]})]
+    assert received(two) == [("soon", ["TB", 3, 1])]
+    assert received(other_kind) == received(other_name) == []
 
 
-def test_notes_of_one_sender_arrive_in_order_and_wait_until_they_are_asked_for(
-    listen: Ears, speak: Mouth
+def test_a_name_with_the_same_prefix_is_a_different_name(
+    open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
-    listener, bus = listen("ours", "soon"), speak("ours")
+    shorter = open_listener("ours", "soon")
+    open_bus("ours.soon").send("soon", 1)
+    open_bus("ours2").send("soon", 1)
+    assert received(shorter) == []
+
+
+def test_notes_of_one_sender_are_queued_and_arrive_in_order(
+    open_listener: OpenListener, open_bus: OpenBus
+) -> None:
+    listener, bus = open_listener("ours", "soon"), open_bus("ours")
     for number in range(1000):
         bus.send("soon", number)
-    assert heard(listener) == [("soon", number) for number in range(1000)]
+    assert received(listener) == [("soon", number) for number in range(1000)]
 
 
-def test_a_large_note_arrives_whole(listen: Ears, speak: Mouth) -> None:
-    listener = listen("ours", "report.a")
+def test_a_large_note_arrives_whole(open_listener: OpenListener, open_bus: OpenBus) -> None:
+    listener = open_listener("ours", "report.a")
     note = {"metrics": [["delivered", [f"topic-{n}"], n] for n in range(20_000)]}
-    speak("ours").send("report.a", note)
+    open_bus("ours").send("report.a", note)
     assert listener.next(5) == ("report.a", note)
 
 
-def test_nobody_has_to_listen(speak: Mouth) -> None:
-    speak("nobody").send("soon", 1)
+def test_a_note_without_a_listener_is_no_error(open_bus: OpenBus) -> None:
+    open_bus("nobody").send("soon", 1)
 
 
-def test_nothing_is_kept_in_redis(listen: Ears, speak: Mouth, real_redis: EmbeddedRedis) -> None:
+def test_notes_leave_no_keys_in_redis(
+    open_listener: OpenListener, open_bus: OpenBus, real_redis: EmbeddedRedis
+) -> None:
     with redis.Redis.from_url(real_redis.url) as client:
         client.flushall()
-        listen("ours", "soon")
-        speak("ours").send("soon", 1)
+        open_listener("ours", "soon")
+        open_bus("ours").send("soon", 1)
         assert client.dbsize() == 0
 
 
-def test_a_listener_waits_no_longer_than_it_is_told(listen: Ears) -> None:
-    listener = listen("ours", "soon")
+def test_a_listener_waits_no_longer_than_its_timeout(open_listener: OpenListener) -> None:
+    listener = open_listener("ours", "soon")
     began = time.monotonic()
     assert listener.next(0.3) is None
     assert 0.3 <= time.monotonic() - began < 1.5
 
 
 def test_a_listener_connects_again_after_redis_was_killed(
-    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+    own_redis: EmbeddedRedis, open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
-    listener, bus = listen("ours", "soon", url=own_redis.url), speak("ours", own_redis.url)
+    listener, bus = (
+        open_listener("ours", "soon", url=own_redis.url),
+        open_bus("ours", own_redis.url),
+    )
     bus.send("soon", "before")
     assert listener.next(5) == ("soon", "before")
 
@@ -143,23 +153,26 @@ def test_a_listener_connects_again_after_redis_was_killed(
             bus.send("soon", "meanwhile")
 
     own_redis.start()
-    hears_again(bus, listener, "after")
+    wait_until_received(bus, listener, "after")
 
 
-def test_a_listener_may_begin_while_redis_is_away(
-    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+def test_a_listener_can_start_while_redis_is_down(
+    own_redis: EmbeddedRedis, open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
     url = own_redis.url
     own_redis.kill()
-    listener, bus = listen("ours", "soon", url=url), speak("ours", url)
+    listener, bus = open_listener("ours", "soon", url=url), open_bus("ours", url)
     own_redis.start()
-    hears_again(bus, listener, "first")
+    wait_until_received(bus, listener, "first")
 
 
-def test_a_connection_that_redis_ended_is_made_anew(
-    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+def test_a_connection_that_redis_closed_is_opened_again(
+    own_redis: EmbeddedRedis, open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
-    listener, bus = listen("ours", "soon", url=own_redis.url), speak("ours", own_redis.url)
+    listener, bus = (
+        open_listener("ours", "soon", url=own_redis.url),
+        open_bus("ours", own_redis.url),
+    )
     bus.send("soon", "before")
     assert listener.next(5) == ("soon", "before")
     with redis.Redis.from_url(own_redis.url) as client:
@@ -168,11 +181,11 @@ def test_a_connection_that_redis_ended_is_made_anew(
 
     assert listener.next(WAIT_S) is None
     bus.send("soon", "at once")
-    hears_again(bus, listener, "after")
+    wait_until_received(bus, listener, "after")
 
 
 class Relay:
-    """A way to Redis that can fall silent without ending its connections, as a dead host does."""
+    """A proxy to Redis that can fall silent without ending its connections, as a dead host does."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
@@ -189,7 +202,7 @@ class Relay:
         return len(self._sockets) // 2
 
     def fall_silent(self) -> None:
-        """Nothing passes any more on the connections there are; new ones work."""
+        """Forward nothing on existing connections; new ones work."""
         self._silent.update(self._sockets[1:])
 
     def close(self) -> None:
@@ -205,45 +218,51 @@ class Relay:
                 far = socket.create_connection(self._there)
                 self._sockets += [near, far]
                 for source, target in ((near, far), (far, near)):
-                    Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                    Thread(target=self._forward, args=(source, target), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
                 if source not in self._silent:
                     target.sendall(data)
 
 
-def test_a_redis_that_went_away_without_a_word_is_looked_for_again(
-    real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
+def test_a_listener_reconnects_after_redis_falls_silent(
+    real_redis: EmbeddedRedis,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
     relay = Relay(real_redis.url)
     try:
-        listener, bus = listen("ours", "soon", url=relay.url), speak("ours")
+        listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours")
         relay.fall_silent()
-        hears_again(bus, listener, "after")
+        wait_until_received(bus, listener, "after")
     finally:
         relay.close()
 
 
-def test_a_quiet_bus_is_no_reason_to_connect_again(
-    real_redis: EmbeddedRedis, listen: Ears, speak: Mouth, monkeypatch: pytest.MonkeyPatch
+def test_a_listener_without_notes_keeps_its_connection(
+    real_redis: EmbeddedRedis,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_module, "SILENCE_S", 0.1)
     relay = Relay(real_redis.url)
     try:
-        listener = listen("ours", "soon", url=relay.url)
+        listener = open_listener("ours", "soon", url=relay.url)
         assert listener.next(1) is None
         assert relay.connections == 1
-        speak("ours").send("soon", 1)
+        open_bus("ours").send("soon", 1)
         assert listener.next(5) == ("soon", 1)
     finally:
         relay.close()
 
 
-def test_a_redis_without_memory_left_still_passes_notes_on(
-    own_redis: EmbeddedRedis, listen: Ears, speak: Mouth
+def test_a_full_redis_still_forwards_notes(
+    own_redis: EmbeddedRedis, open_listener: OpenListener, open_bus: OpenBus
 ) -> None:
     with redis.Redis.from_url(own_redis.url) as client:
         client.set("other", "x" * 1_000_000)
@@ -251,26 +270,26 @@ def test_a_redis_without_memory_left_still_passes_notes_on(
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("more", "x")
 
-        listener = listen("ours", "soon", url=own_redis.url)
-        speak("ours", own_redis.url).send("soon", {"due": 1})
+        listener = open_listener("ours", "soon", url=own_redis.url)
+        open_bus("ours", own_redis.url).send("soon", {"due": 1})
 
         assert listener.next(5) == ("soon", {"due": 1})
 
 
-def test_a_socket_file_is_an_address_too(tmp_path: Any) -> None:
+def test_notes_work_over_a_unix_socket(tmp_path: Any) -> None:
     url = f"unix://{tmp_path}/redis.sock"
     server = EmbeddedRedis(tmp_path / "redis", settings={"unixsocket": f"{tmp_path}/redis.sock"})
     server.start()
     listener, bus = Listener(url, "ours", ("soon",)), Bus(url, "ours")
     try:
-        hears_again(bus, listener, 1)
+        wait_until_received(bus, listener, 1)
     finally:
         listener.close()
         bus.close()
         server.stop()
 
 
-def test_a_redis_that_never_was_is_a_doubt_to_senders_and_silence_to_listeners() -> None:
+def test_without_redis_senders_fail_and_listeners_receive_nothing() -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     listener, bus = Listener(url, "ours", ("soon",)), Bus(url, "ours")
     assert listener.next(WAIT_S) is None

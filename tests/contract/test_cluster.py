@@ -1,4 +1,4 @@
-"""What connections do when the shards are spread over the nodes of a cluster."""
+"""Connections to a cluster, with shards on all of its nodes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_each_shard_is_kept_by_the_node_that_has_its_slot(
         assert {key.partition(b"}")[0] for key in keys} == {f"blackbox:{{{shard}".encode()}
 
 
-def test_operators_see_every_shard(empty: ClusterServers, spread: list[Shard]) -> None:
+def test_the_inspector_reads_every_shard_of_a_cluster(
+    empty: ClusterServers, spread: list[Shard]
+) -> None:
     for shard in spread:
         fill(empty.url, shard)
     inspector = Inspector.of(empty.url)
@@ -116,7 +118,7 @@ def test_a_note_reaches_listeners_of_every_node(cluster: ClusterServers) -> None
         listener.close()
 
 
-def test_the_earliest_clock_and_the_fullest_memory_count(
+def test_a_cluster_reports_its_earliest_clock_and_its_fullest_memory(
     cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks, used = iter([2000, 1000, 3000]), iter([0.2, 0.9, 0.1])
@@ -128,7 +130,7 @@ def test_the_earliest_clock_and_the_fullest_memory_count(
     server.close()
 
 
-def test_a_node_that_was_silent_holds_up_nobody_twice(
+def test_a_node_that_did_not_answer_is_not_asked_again_at_once(
     cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -152,7 +154,7 @@ def other_than(cluster: ClusterServers, node: EmbeddedRedis) -> EmbeddedRedis:
     return next(other for other in cluster.nodes if other is not node)
 
 
-def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: ClusterServers) -> None:
+def test_a_moved_slot_ends_the_session_and_the_next_session_finds_it(empty: ClusterServers) -> None:
     home = empty.node_of(PREFIX)
     with opened(empty.url, SHARD) as index:
         index.begin(Positions(7, 3))
@@ -167,7 +169,7 @@ def test_a_slot_that_moved_is_a_doubt_and_the_next_session_finds_it(empty: Clust
         assert loaded(index) == IndexMetadata(Positions(7, 4))
 
 
-def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServers) -> None:
+def test_a_slot_that_is_being_moved_does_not_look_empty(empty: ClusterServers) -> None:
     home = empty.node_of(PREFIX)
     away = other_than(empty, home)
     with opened(empty.url, SHARD) as index:
@@ -186,7 +188,7 @@ def test_while_a_slot_moves_nothing_of_it_is_taken_for_lost(empty: ClusterServer
     empty.move(PREFIX, home)
 
 
-def test_a_node_that_died_takes_its_own_shards_along_and_no_others(tmp_path: Path) -> None:
+def test_a_dead_node_closes_only_its_own_shards(tmp_path: Path) -> None:
     with ClusterServers(tmp_path, needs_all=False) as servers:
         dead = servers.nodes[0]
         url = servers.url
@@ -219,7 +221,7 @@ def test_a_node_that_died_takes_its_own_shards_along_and_no_others(tmp_path: Pat
         bus.close()
 
 
-def test_nodes_that_are_all_silent_are_named() -> None:
+def test_an_error_names_all_nodes_if_none_answers() -> None:
     ports = free_port(), free_port()
     url = f"redis+cluster://{HOST}:{ports[0]},{HOST}:{ports[1]}"
     with pytest.raises(IndexLost) as silent:
@@ -231,22 +233,22 @@ def test_nodes_that_are_all_silent_are_named() -> None:
             question()
 
 
-def test_a_single_redis_is_no_cluster(real_redis: EmbeddedRedis) -> None:
+def test_a_cluster_url_of_a_single_redis_is_refused(real_redis: EmbeddedRedis) -> None:
     with pytest.raises(
         IndexLost, match="is not a node of a cluster: use redis:// for a single Redis"
     ):
         RedisSession(pool(f"redis+cluster://{HOST}:{real_redis.port}"))
 
 
-def test_a_slot_that_nobody_has_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_slot_that_no_node_has(tmp_path: Path) -> None:
     with ClusterServers(tmp_path, needs_all=False) as servers:
         slot = key_slot(PREFIX.encode())
 
-        def is_nobodys() -> bool:
-            """A node that has not let go of it yet may tell the others of its owner again."""
+        def is_unassigned() -> bool:
+            """A node that still knows its owner may announce it to the others again."""
             return sum(forgets(node, slot) for node in servers.nodes) == 0
 
-        until("no node has the slot", is_nobodys, every_s=0.2)
+        until("no node has the slot", is_unassigned, every_s=0.2)
         with pytest.raises(
             IndexLost, match=rf"no node has slot {slot}, for the key blackbox:.TB-3.:"
         ):
@@ -263,7 +265,9 @@ def forgets(node: EmbeddedRedis, slot: int) -> bool:
     return True
 
 
-def test_one_node_alone_is_asked_for_all_that_it_does_not_have(cluster: ClusterServers) -> None:
+def test_a_plain_url_of_a_cluster_node_fails_for_keys_of_other_nodes(
+    cluster: ClusterServers,
+) -> None:
     alone = other_than(cluster, cluster.node_of(PREFIX))
     with opened(alone.url, SHARD) as index:
         with pytest.raises(IndexLost, match="Redis cannot serve requests now: MOVED"):
@@ -275,7 +279,7 @@ def test_one_node_alone_is_asked_for_all_that_it_does_not_have(cluster: ClusterS
 PONG = [b"PONG"]
 
 
-def test_a_login_is_that_of_every_node_and_never_shows(tmp_path: Path) -> None:
+def test_one_login_applies_to_every_node_and_is_never_printed(tmp_path: Path) -> None:
     with ClusterServers(tmp_path) as servers:
         for node in servers.nodes:
             with redis.Redis.from_url(node.url) as client:

@@ -1,4 +1,4 @@
-"""A Redis at its `maxmemory` takes no request in, yet what is due still leaves it."""
+"""A Redis at its `maxmemory` stores no request, but due requests are still removed from it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def store_batches(index: ShardIndex, count: int) -> None:
 
 
 def fill(index: ShardIndex, client: redis.Redis) -> int:
-    """Leave Redis far above its limit, as another tenant of it may; returns the position `requests`."""
+    """Fill Redis far above its limit, as another user of it may; returns the position `requests`."""
     store_batch(index)
     client.config_set("maxmemory", 1)
     return index.positions.requests
@@ -79,7 +79,7 @@ def test_a_full_redis_stores_nothing_of_a_batch(index: ShardIndex, client: redis
     assert before.positions == index.positions == Positions(end, 0)
 
 
-def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
+def test_due_requests_are_removed_from_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
     end = fill(index, client)
 
     due = index.due(NOW_MS, 10)
@@ -91,7 +91,7 @@ def test_what_is_due_leaves_a_full_redis(index: ShardIndex, client: redis.Redis)
     assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
 
 
-def test_what_a_full_redis_delivers_is_known_to_leave_until_it_is_settled(
+def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:
     fill(index, client)
@@ -132,7 +132,7 @@ def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
     assert held(client).positions == Positions(end, 1)
 
 
-def test_a_zombie_removes_nothing_from_a_full_redis(
+def test_a_fenced_owner_removes_nothing_from_a_full_redis(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:
     fill(index, client)
@@ -150,9 +150,7 @@ def test_a_zombie_removes_nothing_from_a_full_redis(
     connections.disconnect()
 
 
-def test_what_cannot_be_delivered_now_is_put_off_in_a_full_redis_too(
-    index: ShardIndex, client: redis.Redis
-) -> None:
+def test_requests_are_postponed_in_a_full_redis(index: ShardIndex, client: redis.Redis) -> None:
     end = fill(index, client)
     binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
 

@@ -1,8 +1,8 @@
-"""Whatever happens to Redis, an index is what the journals say it is.
+"""Whatever happens to Redis, an index equals what the journals define.
 
 The model is the definition: the requests below one position without the removals below the other,
-with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or go back to an
-earlier state at any moment, and both journals may be replayed in any order and any portions.
+with replacements and cancels by caller id, and cancels by id, in journal order. Redis may be emptied or rolled back to an
+earlier state at any moment, and both journals may be replayed in any order and in any parts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ batches = st.lists(changes, min_size=3, max_size=9)
 
 @dataclass(frozen=True)
 class Content:
-    """What an index holds by its definition."""
+    """The content of an index by its definition."""
 
     entries: dict[int, Entry]
     holders: dict[str, int]
@@ -63,7 +63,7 @@ class Content:
 def content(
     first: int, requests: list[Change | None], positions: Positions, ended: set[int]
 ) -> Content:
-    """The definition of an index, in the plainest words."""
+    """The definition of an index, as plain code."""
     entries: dict[int, Entry] = {}
     holders: dict[str, int] = {}
     for offset, change in enumerate(requests[: positions.requests - first], first):
@@ -87,14 +87,14 @@ def content(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All keys of the shard as they were, and what had been put off by then."""
+    """All keys of the shard at one moment, and what was postponed by then."""
 
     keys: dict[bytes, bytes]
     postpone: dict[int, tuple[int, Entry]]
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """One owner after another does to an index what intake, dispatch and recovery do."""
+    """One owner after another changes an index as intake, dispatch and recovery do."""
 
     backend: Backend
 
@@ -124,7 +124,7 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self, first: int, asked: list[Change | None]) -> None:
         self.first = first
         self.index.begin(Positions(first, 0))
-        self.callers_ask(asked, are_taken=True)
+        self.callers_write(asked, are_stored=True)
 
     @property
     def end(self) -> int:
@@ -152,22 +152,22 @@ class IndexMachine(RuleBasedStateMachine):
 
     # requests
 
-    @rule(asked=batches, are_taken=st.booleans())
-    def callers_ask(self, asked: list[Change | None], are_taken: bool) -> None:
+    @rule(asked=batches, are_stored=st.booleans())
+    def callers_write(self, asked: list[Change | None], are_stored: bool) -> None:
         self.requests += asked
-        if are_taken:
+        if are_stored:
             self.store(self.index.positions.requests, self.end)
 
     @precondition(lambda self: self.has_unread_requests())
     @rule(count=st.integers(1, 6), again=st.integers(0, 3))
-    def take_a_batch(self, count: int, again: int) -> None:
+    def intake_stores_a_batch(self, count: int, again: int) -> None:
         reached = self.index.positions.requests
         start, end = max(self.first, reached - again), min(reached + count, self.end)
         self.store(start, end)
 
     @precondition(lambda self: self.index.positions.requests > self.first)
     @rule(count=st.integers(1, 4))
-    def take_a_batch_a_second_time(self, count: int) -> None:
+    def intake_stores_a_batch_again(self, count: int) -> None:
         end = self.index.positions.requests
         self.store(max(self.first, end - count), end)
 
@@ -190,9 +190,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.can_deliver())
     @rule(data=st.data(), asked=batches)
-    def deliver_while_requests_come_in(
-        self, data: st.DataObject, asked: list[Change | None]
-    ) -> None:
+    def deliver_during_intake(self, data: st.DataObject, asked: list[Change | None]) -> None:
         entries = self.content().entries
         removed = self.some_of(data, entries)
         self.requests += asked
@@ -211,13 +209,13 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.content().entries)
     @rule(data=st.data(), wait_ms=st.integers(0, 60), asked=batches)
-    def put_off_some(self, data: st.DataObject, wait_ms: int, asked: list[Change | None]) -> None:
+    def postpone_some(self, data: st.DataObject, wait_ms: int, asked: list[Change | None]) -> None:
         entries = self.content().entries
         later = {
             offset: (NOW_MS + wait_ms, entries[offset]._replace(attempts=1))
             for offset in self.some_of(data, entries)
         }
-        self.callers_ask(asked, are_taken=True)
+        self.callers_write(asked, are_stored=True)
         self.index.defer(later, NOW_MS)
         self.postpone |= {o: later[o] for o in later.keys() & self.content().entries.keys()}
 
@@ -226,7 +224,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.content().entries)
     @rule(now_ms=due_times, limit=st.integers(1, 6))
-    def look(self, now_ms: int, limit: int) -> None:
+    def read_due(self, now_ms: int, limit: int) -> None:
         entries = self.content().entries
         order = self.due_order(entries)
         ready = [offset for due_ms, offset in order if due_ms <= now_ms]
@@ -250,7 +248,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.zombies)
     @rule(data=st.data(), removed=st.lists(st.integers(0, 9), max_size=3))
-    def a_zombie_wakes_up(self, data: st.DataObject, removed: list[int]) -> None:
+    def a_fenced_owner_wakes_up(self, data: st.DataObject, removed: list[int]) -> None:
         zombie = data.draw(st.sampled_from(self.zombies))
         here, there = self.index.positions, zombie.positions
         if here.receipts == there.receipts and here.requests >= there.requests:
@@ -271,7 +269,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data())
-    def redis_goes_back(self, data: st.DataObject) -> None:
+    def redis_is_rolled_back(self, data: st.DataObject) -> None:
         then = data.draw(st.sampled_from(self.snapshots))
         self.client.flushall()
         for key, value in then.keys.items():

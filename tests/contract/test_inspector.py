@@ -1,4 +1,4 @@
-"""What operators can ask of a shard's index, on every kind of Redis."""
+"""What operators can read of a shard's index, on every kind of Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inspector(backend: Backend) -> Iterator[Inspector]:
 
 @pytest.fixture
 def index(open_index: Opener) -> ShardIndex:
-    """An index with its positions at 10 and 0, and nothing in it."""
+    """An empty index with the positions 10 and 0."""
     index = open_index()
     index.begin(Positions(10, 0))
     return index
@@ -50,7 +50,7 @@ def test_a_shard_without_keys_has_nothing_pending(inspector: Inspector) -> None:
     assert inspector.offset_of(SHARD, "order-1") is None
 
 
-def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
+def test_the_inspector_writes_nothing(inspector: Inspector, client: redis.Redis) -> None:
     inspector.shard_stats(SHARD, NOW_MS)
     inspector.positions(SHARD)
     inspector.pending_at(SHARD, 0)
@@ -58,9 +58,7 @@ def test_looking_writes_nothing(inspector: Inspector, client: redis.Redis) -> No
     assert client.dbsize() == 0
 
 
-def test_an_index_that_was_begun_shows_its_positions(
-    inspector: Inspector, index: ShardIndex
-) -> None:
+def test_a_new_index_shows_its_positions(inspector: Inspector, index: ShardIndex) -> None:
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(10, 0))
     assert inspector.positions(SHARD) == Positions(10, 0)
 
@@ -83,7 +81,7 @@ def test_an_index_that_was_emptied_has_no_positions(
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING
 
 
-def test_the_standing_tells_what_is_due_and_what_comes_next(
+def test_shard_stats_count_due_requests_and_name_the_next_due_time(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     dues_ms = [NOW_MS + 500, NOW_MS - 7000, NOW_MS, NOW_MS + 20]
@@ -99,7 +97,7 @@ def test_a_due_time_before_1970_counts_as_due(inspector: Inspector, index: Shard
     assert (standing.due_now, standing.oldest_due_ms) == (1, -5)
 
 
-def test_shards_are_told_apart(inspector: Inspector, index: ShardIndex) -> None:
+def test_shards_do_not_mix(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
     other = Shard(SHARD.topic, SHARD.partition + 1)
     assert inspector.positions(other) is None
@@ -114,7 +112,7 @@ def test_a_pending_request_is_found_by_its_offset(inspector: Inspector, index: S
     assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS + 90_000, asked._replace(headers=[]))
 
 
-def test_a_request_put_off_shows_when_it_is_tried_again(
+def test_a_postponed_request_shows_its_next_attempt(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
@@ -133,7 +131,7 @@ def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardInde
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))
 
 
-def test_a_request_whose_payload_is_gone_is_found_without_it(
+def test_a_request_without_its_payload_is_still_found(
     inspector: Inspector, index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
@@ -141,7 +139,7 @@ def test_a_request_whose_payload_is_gone_is_found_without_it(
     assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None)
 
 
-def test_a_caller_id_names_the_latest_request_made_under_it(
+def test_a_caller_id_finds_the_latest_request_with_that_id(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     store(index, 10, 11, {10: entry(caller_id="Bestellung 1 ü")})
@@ -189,7 +187,7 @@ QUESTIONS: dict[str, Callable[[Inspector], Any]] = {
 
 
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_redis_that_does_not_answer_is_a_doubt(ask: Callable[[Inspector], Any]) -> None:
+def test_an_inspector_fails_if_redis_does_not_answer(ask: Callable[[Inspector], Any]) -> None:
     inspector = Inspector.of(f"redis://127.0.0.1:{free_port()}/0")
     with pytest.raises(IndexLost, match="Redis does not answer"):
         ask(inspector)
@@ -199,9 +197,7 @@ def listed(inspector: Inspector, **more: int) -> list[tuple[int, Pending]]:
     return inspector.list_pending(SHARD, NOW_MS, NOW_MS + 1000, None, 100, **more)
 
 
-def test_a_list_has_no_messages_unless_they_are_asked_for(
-    inspector: Inspector, index: ShardIndex
-) -> None:
+def test_a_list_contains_messages_only_on_request(inspector: Inspector, index: ShardIndex) -> None:
     stored = {10: entry(NOW_MS, message=b"x\n" * 100_000), 11: entry(NOW_MS + 5, message=None)}
     store(index, 10, 12, stored)
     whole = [
@@ -215,7 +211,7 @@ def test_a_list_has_no_messages_unless_they_are_asked_for(
     assert [one.entry and one.entry.message for _, one in heads] == [None, None]
 
 
-def test_a_list_has_everything_but_the_message_however_long_its_headers(
+def test_a_list_contains_long_headers_but_not_the_message(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     asked = [
@@ -229,7 +225,7 @@ def test_a_list_has_everything_but_the_message_however_long_its_headers(
 
 
 @pytest.mark.parametrize(("whole_bytes", "count"), [(0, 1), (250_000, 2), (1 << 20, 5)])
-def test_a_list_with_messages_ends_at_so_many_bytes(
+def test_a_list_with_messages_is_limited_in_bytes(
     inspector: Inspector, index: ShardIndex, whole_bytes: int, count: int
 ) -> None:
     store(
@@ -240,7 +236,7 @@ def test_a_list_with_messages_ends_at_so_many_bytes(
 
 
 @pytest.mark.parametrize(("whole", "most_bytes"), [(True, 250_000), (False, 2500)])
-def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
+def test_a_page_is_limited_in_bytes_and_the_next_page_continues(
     inspector: Inspector,
     index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
@@ -259,7 +255,7 @@ def test_a_page_ends_at_so_many_bytes_and_the_next_one_goes_on(
     assert pages == [[10, 11, 12], [13, 14]]
 
 
-def test_a_list_has_only_the_place_of_what_has_endless_headers(
+def test_a_list_names_a_request_with_very_long_headers_without_its_content(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     asked = entry(NOW_MS)._replace(headers=[("trace", "t" * 100_000)])
@@ -267,8 +263,10 @@ def test_a_list_has_only_the_place_of_what_has_endless_headers(
     assert listed(inspector) == [(10, Pending(NOW_MS, None, LONG_HEAD_BYTES))]
 
 
-@pytest.mark.parametrize("backend", ["real_backend"], indirect=True)  # the other counts no bytes
-def test_a_list_of_large_messages_moves_little(
+@pytest.mark.parametrize(
+    "backend", ["real_backend"], indirect=True
+)  # the other kind of Redis does not count bytes
+def test_a_list_of_large_messages_reads_little_from_redis(
     inspector: Inspector, index: ShardIndex, backend: Backend
 ) -> None:
     count, size = 20, 200_000
@@ -283,7 +281,7 @@ def test_a_list_of_large_messages_moves_little(
     assert sent() - before < count * 2_000
 
 
-def test_what_is_parked_is_listed_last_by_when_it_was_due(
+def test_parked_requests_are_listed_last_in_the_order_of_their_due_times(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     store(index, 10, 16, {offset: entry(NOW_MS + offset) for offset in range(10, 16)})

@@ -1,4 +1,4 @@
-"""What connections do when sentinels say where Redis is."""
+"""Connections to a Redis that sentinels name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PASSWORD = "hunter2/@?#"
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SentinelServers]:
-    """Servers that the test may let fail over."""
+    """Servers whose primary the test may fail over."""
     with SentinelServers(tmp_path) as servers:
         yield servers
 
 
 def positions(url: str) -> Positions | None:
-    """The positions of the shard, as a new owner finds them."""
+    """The positions of the shard, as a new owner reads them."""
     index = ShardIndex(SHARD, pool(url), grace_s=GRACE_S)
     try:
         kept = index.load()
@@ -64,7 +64,7 @@ def test_a_failover_ends_every_session_and_the_next_one_finds_the_new_primary(
     assert positions(own.url) == Positions(7, 3)
 
 
-def test_what_a_failover_lost_shows_in_the_positions(own: SentinelServers) -> None:
+def test_the_positions_show_what_a_failover_lost(own: SentinelServers) -> None:
     connections = pool(own.url)
     index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     index.begin(Positions(7, 3))
@@ -75,7 +75,7 @@ def test_what_a_failover_lost_shows_in_the_positions(own: SentinelServers) -> No
     assert positions(own.url) == Positions(7, 3)
 
 
-def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
+def test_readers_and_notes_follow_the_primary(own: SentinelServers) -> None:
     server, inspector = RedisServers(own.url), Inspector.of(own.url)
     bus, listener = Bus(own.url, "ours"), Listener(own.url, "ours", ("soon",))
     assert listener.next(0.1) is None
@@ -99,12 +99,12 @@ def test_questions_and_notes_follow_the_primary(own: SentinelServers) -> None:
         closable.close()
 
 
-def test_a_sentinel_that_is_gone_is_passed_over(sentinels: SentinelServers) -> None:
+def test_a_sentinel_that_does_not_answer_is_skipped(sentinels: SentinelServers) -> None:
     url = sentinels.url.replace("://", f"://{HOST}:{free_port()},")
     assert RedisSession(pool(url)).run(PING) == [b"PONG"]
 
 
-def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
+def test_an_error_names_the_unknown_service_and_the_services_that_sentinels_know(
     sentinels: SentinelServers,
 ) -> None:
     with pytest.raises(IndexLost) as unknown:
@@ -116,7 +116,7 @@ def test_a_service_that_no_sentinel_knows_is_named_with_those_that_it_knows(
     )
 
 
-def test_sentinels_that_are_all_silent_are_named() -> None:
+def test_an_error_names_all_sentinels_if_none_answers() -> None:
     ports = free_port(), free_port()
     with pytest.raises(IndexLost) as silent:
         RedisSession(pool(f"redis+sentinel://{HOST}:{ports[0]},{HOST}:{ports[1]}/shop"))
@@ -124,23 +124,23 @@ def test_sentinels_that_are_all_silent_are_named() -> None:
         assert f"{HOST}:{port} does not answer: " in str(silent.value)
 
 
-def test_a_redis_is_no_sentinel(sentinels: SentinelServers) -> None:
+def test_a_sentinel_url_of_a_plain_redis_is_refused(sentinels: SentinelServers) -> None:
     url = f"redis+sentinel://{HOST}:{sentinels.primary.port}/shop"
     with pytest.raises(IndexLost, match="is not a sentinel, or refuses to answer: unknown command"):
         RedisSession(pool(url))
 
 
-def test_a_primary_that_is_down_without_a_successor_is_told(tmp_path: Path) -> None:
+def test_an_error_says_that_the_primary_is_down_and_has_no_successor(tmp_path: Path) -> None:
     with SentinelServers(tmp_path) as servers:
         for server in servers.servers:
             server.kill()
 
-        def says_so() -> bool:
+        def is_reported() -> bool:
             with pytest.raises(IndexLost) as lost:
                 RedisSession(pool(servers.url))
             return "reports that it is down, without a new primary yet" in str(lost.value)
 
-        until("the sentinel has noticed", says_so)
+        until("the sentinel has noticed", is_reported)
 
 
 def test_a_sentinel_with_a_password(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def set_positions(client: redis.Redis, positions: Positions | None) -> None:
 # positions
 
 
-def test_an_index_nobody_began_has_no_positions(open_index: Opener) -> None:
+def test_an_empty_redis_has_no_positions(open_index: Opener) -> None:
     assert open_index().load() is None
 
 
-def test_the_next_owner_sees_the_positions_of_the_last(open_index: Opener) -> None:
+def test_the_next_owner_loads_the_positions_of_the_previous_one(open_index: Opener) -> None:
     open_index().begin(Positions(7, 3))
 
     following = open_index()
@@ -117,7 +117,7 @@ def leave_no_positions(client: redis.Redis) -> None:
         client.set(PREFIX + f"msg:{member(offset).decode()}", entries.encode(entry()))
 
 
-def test_an_index_that_is_begun_holds_nothing_of_what_was_there(
+def test_a_new_index_contains_nothing_of_an_earlier_one(
     open_index: Opener, client: redis.Redis
 ) -> None:
     leave_no_positions(client)
@@ -157,7 +157,7 @@ def test_a_leftover_entry_beyond_the_position_is_not_delivered_again_and_again(
     assert delivered == [0]
 
 
-def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> None:
+def test_only_one_of_two_owners_starts_an_empty_index(open_index: Opener) -> None:
     earlier, later = open_index(), open_index()
     earlier.begin(Positions(0, 0))
 
@@ -167,7 +167,7 @@ def test_of_two_that_find_an_index_empty_one_begins_it(open_index: Opener) -> No
     assert loaded(earlier) == IndexMetadata(Positions(0, 0))
 
 
-def test_an_index_is_begun_anew_only_by_who_saw_all_that_happened_to_it(
+def test_only_an_owner_that_saw_every_change_rebuilds_an_index(
     index: ShardIndex, open_index: Opener
 ) -> None:
     late = open_index()
@@ -239,7 +239,7 @@ def test_positions_that_moved_stop_every_verb_and_change_nothing(
     assert held(client) == before
 
 
-def test_an_intake_elsewhere_does_not_stop_dispatch(
+def test_intake_elsewhere_does_not_stop_dispatch(
     index: ShardIndex, open_index: Opener, client: redis.Redis
 ) -> None:
     store(open_index(), 0, 2, {0: entry(), 1: entry()})
@@ -251,65 +251,65 @@ def test_an_intake_elsewhere_does_not_stop_dispatch(
     assert held(client).due == [(NOW_MS + 5, 1)]
 
 
-def test_an_intake_elsewhere_goes_on_while_receipts_are_settled_here(
+def test_intake_elsewhere_continues_while_receipts_are_settled_here(
     index: ShardIndex, open_index: Opener, client: redis.Redis
 ) -> None:
     elsewhere = open_index()
     store(elsewhere, 0, 2, {0: entry(), 1: entry()})
     looks = 0
 
-    def settled_meanwhile(view: View) -> Plan:
+    def settled_in_between(view: View) -> Plan:
         nonlocal looks
         looks += 1
         index.settle({looks - 1: None}, looks)
         return resolve([(2, entry())], view)
 
-    elsewhere.store(2, 3, NOTHING, settled_meanwhile, NOW_MS)
+    elsewhere.store(2, 3, NOTHING, settled_in_between, NOW_MS)
 
     assert looks == 1
     assert held(client).positions == Positions(3, 1)
     assert held(client).offsets() == [1, 2]
 
 
-def test_what_was_removed_before_it_was_read_never_comes_in_however_close_the_two_are(
+def test_a_request_removed_just_before_it_is_read_is_never_stored(
     index: ShardIndex, open_index: Opener, client: redis.Redis
 ) -> None:
     elsewhere = open_index()
     looks = 0
 
-    def removed_meanwhile(view: View) -> Plan:
+    def removed_in_between(view: View) -> Plan:
         nonlocal looks
         looks += 1
         if looks == 1:
             index.settle({1: None}, 1)
         return resolve([(0, entry()), (1, entry())], view)
 
-    elsewhere.store(0, 2, NOTHING, removed_meanwhile, NOW_MS)
+    elsewhere.store(0, 2, NOTHING, removed_in_between, NOW_MS)
 
     assert looks == 2
     assert held(client).offsets() == [0]
 
 
-def test_a_caller_id_taken_anew_meanwhile_is_not_freed(
+def test_a_caller_id_that_a_new_request_uses_is_not_freed(
     index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = open_index()
     store(elsewhere, 0, 1, {0: entry(caller_id="order-1")})
     commands = index._settle_commands
 
-    def taken_meanwhile(*seen: Any) -> Iterator[bytes]:
+    def reused_in_between(*seen: Any) -> Iterator[bytes]:
         if elsewhere.positions.requests == 1:
             store(elsewhere, 1, 2, {1: entry(caller_id="order-1")})
         return commands(*seen)
 
-    monkeypatch.setattr(index, "_settle_commands", taken_meanwhile)
+    monkeypatch.setattr(index, "_settle_commands", reused_in_between)
     index.settle({0: "order-1"}, 1)
 
     assert held(client).holders == {"order-1": 1}
     assert held(client).offsets() == [1]
 
 
-def test_an_intake_elsewhere_makes_what_was_read_ahead_stale(
+def test_intake_elsewhere_marks_the_batch_read_ahead_as_stale(
     index: ShardIndex, open_index: Opener
 ) -> None:
     before = index.removed
@@ -332,7 +332,7 @@ def test_a_batch_that_another_owner_stored_is_not_stored_again(
 
 
 @dispatch_verbs
-def test_a_zombie_changes_nothing_once_the_next_owner_has_settled(
+def test_a_fenced_owner_changes_nothing_after_the_next_owner_has_settled(
     open_index: Opener, client: redis.Redis, verb: Verb
 ) -> None:
     zombie = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
@@ -345,7 +345,7 @@ def test_a_zombie_changes_nothing_once_the_next_owner_has_settled(
     assert held(client) == before
 
 
-def test_shards_do_not_see_each_other(index: ShardIndex, backend: Backend) -> None:
+def test_a_shard_does_not_see_the_requests_of_another(index: ShardIndex, backend: Backend) -> None:
     connections = backend.connections()
     neighbour = ShardIndex(Shard("TB", 33), connections, grace_s=GRACE_S)
     store(index, 0, 1, {0: entry()})
@@ -360,7 +360,9 @@ def test_shards_do_not_see_each_other(index: ShardIndex, backend: Backend) -> No
 # store
 
 
-def test_what_is_stored_comes_back_when_it_is_due(index: ShardIndex, client: redis.Redis) -> None:
+def test_a_stored_request_is_read_unchanged_once_it_is_due(
+    index: ShardIndex, client: redis.Redis
+) -> None:
     change = Entry("orders", b"line\nline \xff", NOW_MS, b"k", [("h", b"\xfe")], "shop", "order-1")
 
     plan = store(index, 0, 1, {0: change})
@@ -373,7 +375,7 @@ def test_what_is_stored_comes_back_when_it_is_due(index: ShardIndex, client: red
     assert index.due(NOW_MS - 1, 10).entries == []
 
 
-def test_gaps_in_the_offsets_are_passed_over(index: ShardIndex, client: redis.Redis) -> None:
+def test_gaps_in_the_offsets_are_skipped(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 100, {7: entry(), 93: entry()})
     store(index, 100, 120, {})
 
@@ -485,9 +487,7 @@ def test_a_cancel_by_id_ends_that_request_and_frees_its_caller_id(
     assert held(client).holders == {}
 
 
-def test_what_is_to_be_a_dead_letter_cannot_be_cancelled(
-    index: ShardIndex, client: redis.Redis
-) -> None:
+def test_a_future_dead_letter_cannot_be_cancelled(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 1, {0: entry()._replace(reason="not-json")})
 
     assert store(index, 1, 2, {1: Cancel(None, request_id(SHARD, 0))}).cancelled == 0
@@ -501,7 +501,9 @@ def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: r
     assert held(client) == Held(Positions(2, 0), [], {}, {}, set())
 
 
-def test_a_cancel_of_nothing_changes_nothing(index: ShardIndex, client: redis.Redis) -> None:
+def test_a_cancel_of_an_unknown_caller_id_changes_nothing(
+    index: ShardIndex, client: redis.Redis
+) -> None:
     assert store(index, 0, 1, {0: Cancel("a")}).cancelled == 0
     store(index, 1, 2, {1: entry(caller_id="a")})
 
@@ -533,7 +535,7 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
     assert held(client).holders == {"a": 2}
 
 
-def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
+def test_a_replacement_waits_for_the_delivery_in_flight_and_then_for_recovery(
     index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
@@ -554,7 +556,7 @@ def test_a_replacement_waits_for_a_delivery_under_way_and_then_for_recovery(
 
 
 @pytest.mark.parametrize("named", [[], [1]], ids=["that nothing leaves", "something else"])
-def test_an_owner_that_was_followed_by_another_says_nothing_of_what_that_one_delivers(
+def test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight(
     index: ShardIndex, open_index: Opener, monkeypatch: pytest.MonkeyPatch, named: list[int]
 ) -> None:
     monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.1)
@@ -587,7 +589,7 @@ def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: re
 
 
 @pytest.mark.parametrize("key", ["skip", "moved", "ended"])
-def test_what_an_index_remembers_besides_entries_is_missed_when_it_is_lost_alone(
+def test_an_index_notices_the_loss_of_any_single_key(
     index: ShardIndex, open_index: Opener, client: redis.Redis, key: str
 ) -> None:
     asked = entry()._replace(origin=0)
@@ -606,7 +608,7 @@ def test_what_an_index_remembers_besides_entries_is_missed_when_it_is_lost_alone
     assert not kept.is_whole
 
 
-def test_an_index_that_used_up_what_it_remembered_is_whole(
+def test_an_index_whose_removals_are_used_up_is_complete(
     index: ShardIndex, open_index: Opener
 ) -> None:
     index.settle({1: None, SEGMENT - 1: None}, 1)
@@ -656,7 +658,7 @@ def test_a_request_whose_removal_was_read_first_is_not_stored(
     assert held(client).offsets() == [o for o in around if o != offset]
 
 
-def test_removals_on_both_sides_of_the_position_go_where_they_belong(
+def test_removals_above_the_position_are_stored_and_removals_below_it_are_applied(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
@@ -667,7 +669,7 @@ def test_removals_on_both_sides_of_the_position_go_where_they_belong(
     assert held(client).skip == {2, SEGMENT}
 
 
-def test_a_batch_across_a_segment_border_minds_both_segments(
+def test_a_batch_across_a_segment_border_respects_the_removals_of_both_segments(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     removed = [SEGMENT - 2, SEGMENT, SEGMENT + 2]
@@ -719,7 +721,7 @@ def late(offset: int, names: int) -> dict[int, Change]:
     return {offset: Replacement(request_id(SHARD, names), None, entry(), TOO_LATE)}
 
 
-def test_records_that_did_not_count_are_remembered_until_a_receipt_tells(
+def test_ignored_records_are_stored_until_a_receipt_records_them(
     index: ShardIndex, open_index: Opener
 ) -> None:
     store(index, 0, 2, {0: entry()})
@@ -732,7 +734,7 @@ def test_records_that_did_not_count_are_remembered_until_a_receipt_tells(
     assert index.unrecorded(10) == (9, [7])
 
 
-def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
+def test_an_index_rebuilt_from_a_mark_uses_the_recorded_verdicts(
     open_index: Opener, client: redis.Redis
 ) -> None:
     index = open_index()
@@ -746,7 +748,7 @@ def test_an_index_begun_at_a_mark_believes_conditional_records_as_it_was_told(
     assert index.unrecorded(10) == (15, [12, 14])
 
 
-def test_records_that_did_not_count_are_told_only_below_the_position(index: ShardIndex) -> None:
+def test_ignored_records_are_recorded_only_below_the_position(index: ShardIndex) -> None:
     index.ignore([4, 5, 6])
     store(index, 0, 6, {})
 
@@ -769,7 +771,7 @@ def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(
 # defer
 
 
-def test_a_request_put_off_is_due_later_and_in_its_new_form(
+def test_a_postponed_request_is_due_later_and_has_its_new_content(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
@@ -785,7 +787,7 @@ def test_a_request_put_off_is_due_later_and_in_its_new_form(
     assert left_s > GRACE_S
 
 
-def test_requests_are_put_off_in_the_multi_that_removes_others(
+def test_requests_are_postponed_in_the_multi_that_removes_others(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 4, {0: entry(), 1: entry(caller_id="a"), 2: entry(), 3: Cancel("a")})
@@ -799,7 +801,7 @@ def test_requests_are_put_off_in_the_multi_that_removes_others(
     assert index.positions == Positions(4, 1)
 
 
-def test_putting_off_does_not_bring_a_cancelled_request_back(
+def test_postponing_does_not_restore_a_cancelled_request(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: Cancel("a")})
@@ -813,7 +815,7 @@ def test_putting_off_does_not_bring_a_cancelled_request_back(
 # due
 
 
-def test_requests_come_in_the_order_they_are_due_then_in_journal_order(
+def test_requests_are_read_by_due_time_and_then_in_journal_order(
     index: ShardIndex,
 ) -> None:
     due_ms = {0: NOW_MS, 1: NOW_MS - 1, 2: NOW_MS, 3: NOW_MS - 1, 15: NOW_MS, 16: NOW_MS, 256: 0}
@@ -835,7 +837,7 @@ def parked(target: str, due_ms: int) -> Postponed:
     return parked_at(band_of(target), due_ms), entry(due_ms)._replace(target=target)
 
 
-def test_what_is_parked_is_pending_and_not_due_until_it_is_released(
+def test_parked_requests_are_pending_and_not_due_until_they_are_released(
     index: ShardIndex, open_index: Opener
 ) -> None:
     store(index, 0, 9, {offset: entry(NOW_MS - offset) for offset in range(9)})
@@ -867,7 +869,7 @@ def test_what_is_parked_is_pending_and_not_due_until_it_is_released(
     assert set(index.parked().values()) == {"bills"}
 
 
-def test_what_another_owner_parked_or_redis_got_back_is_found(
+def test_requests_that_another_owner_parked_are_found(
     index: ShardIndex, open_index: Opener
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
@@ -882,7 +884,7 @@ def test_what_another_owner_parked_or_redis_got_back_is_found(
     assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
 
 
-def test_what_is_parked_can_be_cancelled(index: ShardIndex) -> None:
+def test_a_parked_request_can_be_cancelled(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry(caller_id="a")})
     index.defer({0: parked("orders", NOW_MS)}, NOW_MS)
     plan = store(index, 1, 2, {1: Cancel("a")})
@@ -890,7 +892,7 @@ def test_what_is_parked_can_be_cancelled(index: ShardIndex) -> None:
     assert index.due(NOW_MS, 10, release=["orders"]).pending == 0
 
 
-def test_what_is_parked_and_has_lost_its_payload_is_due(
+def test_a_parked_request_without_its_payload_is_due(
     index: ShardIndex, client: redis.Redis, open_index: Opener
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
@@ -902,7 +904,7 @@ def test_what_is_parked_and_has_lost_its_payload_is_due(
     assert other.due(NOW_MS, 10).entries == [(0, None), (1, None)]
 
 
-def test_a_look_says_what_is_left(index: ShardIndex) -> None:
+def test_a_read_of_due_requests_says_what_remains(index: ShardIndex) -> None:
     nothing = index.due(NOW_MS, 2)
     store(index, 0, 4, {o: entry(NOW_MS - 10 + o) for o in range(3)} | {3: entry(NOW_MS + 70)})
     full, all_of_it = index.due(NOW_MS, 2), index.due(NOW_MS, 4)
@@ -914,7 +916,7 @@ def test_a_look_says_what_is_left(index: ShardIndex) -> None:
     assert (all_of_it.is_full, all_of_it.next_due_ms) == (False, NOW_MS + 70)
 
 
-def test_a_look_during_a_change_is_taken_again(
+def test_a_read_of_due_requests_is_repeated_if_the_index_changes(
     index: ShardIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, 0, 1, {0: entry()})
@@ -953,7 +955,7 @@ def test_a_batch_is_bounded_by_bytes_and_the_rest_comes_next(
     assert (delivered, receipts) == (list(range(20)), 2)
 
 
-def test_a_message_larger_than_a_batch_comes_alone(index: ShardIndex) -> None:
+def test_a_message_larger_than_a_batch_is_a_batch_of_its_own(index: ShardIndex) -> None:
     too_large = b"x" * (MAX_BATCH_BYTES + 1)
     store(index, 0, 3, {0: entry(message=too_large), 1: entry(), 2: entry()})
 
@@ -963,7 +965,7 @@ def test_a_message_larger_than_a_batch_comes_alone(index: ShardIndex) -> None:
     assert due.is_full
 
 
-def test_small_messages_come_whole_after_a_large_one_was_seen(index: ShardIndex) -> None:
+def test_a_batch_of_small_messages_is_full_after_a_large_message(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry(message=b"x" * (1 << 20))})
     index.settle({0: None}, 1)
     store(index, 1, 1001, {offset: entry() for offset in range(1, 1001)})
@@ -974,7 +976,7 @@ def test_small_messages_come_whole_after_a_large_one_was_seen(index: ShardIndex)
     assert all(due.entries)
 
 
-def test_a_payload_that_is_gone_is_named_and_not_passed_over(
+def test_a_request_without_its_payload_is_not_skipped(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
@@ -983,17 +985,17 @@ def test_a_payload_that_is_gone_is_named_and_not_passed_over(
     assert index.due(NOW_MS, 10).entries == [(0, None), (1, entries.encode(entry()))]
 
 
-def test_a_request_that_ends_during_the_look_is_not_a_lost_payload(
+def test_a_request_that_ends_during_a_read_does_not_count_as_a_lost_payload(
     index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
     intake, read_payloads = open_index(), index._mget
 
-    def cancelled_meanwhile(names: Any) -> Any:
+    def cancelled_in_between(names: Any) -> Any:
         store(intake, 2, 3, {2: Cancel("a")})
         return read_payloads(names)
 
-    monkeypatch.setattr(index, "_mget", cancelled_meanwhile)
+    monkeypatch.setattr(index, "_mget", cancelled_in_between)
 
     assert index.due(NOW_MS, 10).entries == [(1, entries.encode(entry()))]
 
@@ -1012,7 +1014,7 @@ GIVEN_UP: dict[str, Verb] = {
 
 @verbs
 @pytest.mark.parametrize("give_up", GIVEN_UP.values(), ids=GIVEN_UP)
-def test_a_change_that_was_given_up_does_not_spoil_the_next_one(
+def test_an_abandoned_change_does_not_affect_the_next_one(
     open_index: Opener, verb: Verb, give_up: Verb
 ) -> None:
     index = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
@@ -1033,7 +1035,7 @@ def test_caller_ids_of_pending_requests_are_known(index: ShardIndex) -> None:
     assert index.caller_ids([]) == {}
 
 
-def test_without_any_caller_id_no_payload_is_read(index: ShardIndex) -> None:
+def test_no_payload_is_read_if_no_request_has_a_caller_id(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry()})
 
     assert index.caller_ids([0]) == {}
@@ -1066,7 +1068,7 @@ def test_a_lost_connection_is_noticed_and_never_opened_again(
 
 
 @pytest.mark.parametrize("verb", ALL.values(), ids=ALL)
-def test_an_index_given_up_is_not_used_again(index: ShardIndex, verb: Verb) -> None:
+def test_a_closed_index_is_not_used_again(index: ShardIndex, verb: Verb) -> None:
     index.close()
     index.close()
 
@@ -1074,7 +1076,7 @@ def test_an_index_given_up_is_not_used_again(index: ShardIndex, verb: Verb) -> N
         verb(index)
 
 
-def test_what_an_index_knows_behind_a_log_that_became_shorter_is_forgotten(
+def test_an_index_forgets_what_lies_beyond_the_end_of_a_shortened_log(
     index: ShardIndex, client: Any
 ) -> None:
     store(index, 0, 10, {4: Cold(None), 8: Cold(None), 9: entry()})
@@ -1089,7 +1091,7 @@ def test_what_an_index_knows_behind_a_log_that_became_shorter_is_forgotten(
     assert client.hget(PREFIX + "state", "cold") == b"1"
 
 
-def test_what_records_before_the_end_of_a_log_that_became_shorter_did_is_remembered(
+def test_an_index_keeps_the_effects_of_records_that_a_shortened_log_still_has(
     index: ShardIndex, client: Any
 ) -> None:
     store(index, 0, 10, {9: entry()})

@@ -1,8 +1,8 @@
-"""Whatever fails between Kafka, Redis and the owners of a shard, every request has one outcome.
+"""Every request has one outcome, whatever fails between Kafka, Redis and the owners of a shard.
 
-The three verbs and the index are the real ones. Kafka is played here: transactions that abort,
+The three verbs and the index are the real ones. Kafka is simulated: transactions that abort,
 whose outcome stays unknown, or that tear (the receipt is there, its messages are not), and owners
-that stop anywhere and wake up later. Redis is lost, whole or in parts, or goes back; journals are
+that stop anywhere and wake up later. Redis is lost, completely or in part, or is rolled back; journals are
 trimmed below the low-water mark.
 """
 
@@ -54,7 +54,7 @@ STEPS = ("open", "begin", "flush", "commit")
 
 @dataclass
 class Kafka:
-    """What consumers of the target topics see, and who may still write."""
+    """What consumers of the target topics see, and which owner may still write."""
 
     journal: FakeJournal = field(default_factory=FakeJournal)
     visible: list[tuple[Outgoing, int]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Producer(FakeWriter):
 
 @dataclass(frozen=True)
 class Owner:
-    """Everything one owner holds, as the engine wires it."""
+    """All objects of one owner, wired as in the engine."""
 
     index: ShardIndex
     intake: Intake
@@ -124,7 +124,7 @@ class Owner:
 
 
 def is_too_late(outgoing: Outgoing) -> bool:
-    """Whether it is the dead letter of a replacement by id that had nothing to replace any more."""
+    """Whether it is the dead letter of a replacement by id whose request was no longer pending."""
     return dict(outgoing.headers).get("blackbox-reason") == Reason.TOO_LATE
 
 
@@ -133,21 +133,21 @@ caller_ids = st.sampled_from([None, "a", "b"])
 targets = st.sampled_from(["orders", "orders", "orders", "huge", "strict", "gone"])
 requests = st.tuples(targets, due_in_ms, caller_ids)
 replacements = st.tuples(due_in_ms, st.integers(1, 12))
-"""When it is due, and how far back the request is whose place it takes."""
+"""When it is due, and how far back the request is that it replaces."""
 asks = st.lists(
     st.one_of(requests, requests, replacements, st.sampled_from(["a", "b"]), st.none()),
     min_size=3,
     max_size=9,
 )
 passing = st.sampled_from([0, 10, 10, 100, 4000])
-fates: st.SearchStrategy[list[str]] = st.just([]) | st.lists(
+commit_results: st.SearchStrategy[list[str]] = st.just([]) | st.lists(
     st.sampled_from([COMMITTED, ABORTED, UNKNOWN, TORN]), min_size=1, max_size=4
 )
 silences = st.none() | st.none() | st.sampled_from(STEPS)
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """Owners come and go, Kafka and Redis fail, and the clock moves on."""
+    """Owners start and end, Kafka and Redis fail, and time passes."""
 
     backend: Backend
 
@@ -167,11 +167,11 @@ class ShardMachine(RuleBasedStateMachine):
         self.now_ms = START_MS
 
     @initialize(batch_limit=st.sampled_from([2, 3, 100]), asks=asks)
-    def the_shard_is_taken(self, batch_limit: int, asks: list[Any]) -> None:
+    def the_shard_is_opened(self, batch_limit: int, asks: list[Any]) -> None:
         self.batch_limit = batch_limit
         self.owner = self.wire()
         self.take_over()
-        self.callers_ask(asks, count=9)
+        self.callers_write(asks, count=9)
 
     def wire(self) -> Owner:
         index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
@@ -221,7 +221,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "owner"):
-            self.all_of_it_ends_well()
+            self.every_request_gets_its_outcome()
             for owner in (self.owner, *self.zombies):
                 owner.index.close()
         self.connections.disconnect()
@@ -229,7 +229,7 @@ class ShardMachine(RuleBasedStateMachine):
     # what callers and engines do
 
     @rule(asks=asks, count=st.integers(0, 9))
-    def callers_ask(self, asks: list[Any], count: int) -> None:
+    def callers_write(self, asks: list[Any], count: int) -> None:
         for asked in asks:
             offset = len(self.asked)
             change = self.change(asked)
@@ -242,7 +242,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.journal.request_records.append(written)
             self.journal.format.parsed[offset] = change
         if count:
-            self.intake_takes(count)
+            self.intake_stores(count)
 
     def change(self, asked: Any) -> Request | Cancel | Invalid:
         if asked is None:
@@ -254,14 +254,14 @@ class ShardMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owner.index.positions.requests < len(self.asked))
     @rule(count=st.integers(1, 9))
-    def intake_takes(self, count: int) -> None:
+    def intake_stores(self, count: int) -> None:
         start = self.owner.index.positions.requests
         end = min(start + count, len(self.asked))
         batch = Batch(start, end, self.journal.request_records[start:end])  # type: ignore[arg-type]
-        if self.stands(lambda: self.owner.intake.apply(batch, self.now_ms)):
-            self.note_what_ended(start, end)
+        if self.succeeds(lambda: self.owner.intake.apply(batch, self.now_ms)):
+            self.note_ended_requests(start, end)
 
-    def note_what_ended(self, start: int, end: int) -> None:
+    def note_ended_requests(self, start: int, end: int) -> None:
         """Requests that were not due yet when a later one ended them must never be delivered."""
         changes = self.asked[start:end]
         names = {c.caller_id for c in changes if isinstance(c, Request | Cancel)} - {None}
@@ -282,24 +282,29 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(
         passed_ms=passing,
         count=st.integers(1, 3),
-        fates=fates,
+        commit_results=commit_results,
         silent_at=silences,
         remembers=st.booleans(),
     )
     def dispatch_ticks(
-        self, passed_ms: int, count: int, fates: list[str], silent_at: str | None, remembers: bool
+        self,
+        passed_ms: int,
+        count: int,
+        commit_results: list[str],
+        silent_at: str | None,
+        remembers: bool,
     ) -> None:
         self.now_ms += passed_ms
         if remembers:
             self.remember()
-        self.kafka.next_commits, self.kafka.next_failure = list(fates), silent_at
+        self.kafka.next_commits, self.kafka.next_failure = list(commit_results), silent_at
         for _ in range(count):
-            self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
+            self.succeeds(lambda: self.owner.dispatch.tick(self.now_ms))
         self.kafka.next_commits, self.kafka.next_failure = [], None
 
-    @rule(fates=fates, is_trimmed=st.booleans())
-    def the_low_water_mark_is_written(self, fates: list[str], is_trimmed: bool) -> None:
-        self.kafka.next_commits = list(fates)
+    @rule(commit_results=commit_results, is_trimmed=st.booleans())
+    def the_low_water_mark_is_written(self, commit_results: list[str], is_trimmed: bool) -> None:
+        self.kafka.next_commits = list(commit_results)
         mark: Mark | None = None
 
         def write() -> None:
@@ -309,13 +314,13 @@ class ShardMachine(RuleBasedStateMachine):
                     pass
                 mark = self.owner.low_water.write(walk.positions, walk.lowest)
 
-        self.stands(write)
+        self.succeeds(write)
         self.kafka.next_commits = []
         if mark is not None and is_trimmed:
             self.journal.first_request = max(self.journal.first_request, mark.requests)
             self.journal.first_receipt = max(self.journal.first_receipt, mark.receipts)
 
-    def stands(self, act: Callable[[], object]) -> bool:
+    def succeeds(self, act: Callable[[], object]) -> bool:
         try:
             act()
         except RecoveryRequired:
@@ -331,7 +336,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.unavailable.refusals.pop("orders", None)
 
     @rule(is_hidden=st.booleans())
-    def a_stranger_hides_what_targets_hold(self, is_hidden: bool) -> None:
+    def a_transaction_hides_the_messages(self, is_hidden: bool) -> None:
         self.journal.unreadable = set(range(len(self.asked))) if is_hidden else set()
 
     # what fails
@@ -342,7 +347,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.take_over()
 
     @rule(data=st.data())
-    def a_zombie_wakes_up(self, data: st.DataObject) -> None:
+    def a_fenced_owner_wakes_up(self, data: st.DataObject) -> None:
         zombie = data.draw(st.sampled_from(self.zombies))
         try:
             zombie.dispatch.tick(self.now_ms)
@@ -356,7 +361,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), is_noticed=st.booleans())
-    def redis_goes_back(self, data: st.DataObject, is_noticed: bool) -> None:
+    def redis_is_rolled_back(self, data: st.DataObject, is_noticed: bool) -> None:
         then = data.draw(st.sampled_from(self.snapshots))
         self.client.flushall()
         for key, value in then.items():
@@ -364,16 +369,18 @@ class ShardMachine(RuleBasedStateMachine):
         if is_noticed:
             self.take_over()
         else:
-            self.stands(lambda: self.owner.dispatch.tick(self.now_ms))
+            self.succeeds(lambda: self.owner.dispatch.tick(self.now_ms))
 
     @rule(is_noticed=st.booleans())
-    def redis_loses_the_due_times_alone(self, is_noticed: bool) -> None:
+    def redis_loses_only_the_due_times(self, is_noticed: bool) -> None:
         self.client.delete(f"{PREFIX}due")
         if is_noticed:
             self.take_over()
 
     @rule(batch=st.integers(0, 3), read_at_once=st.sampled_from([1, 2, 5]))
-    def redis_is_emptied_and_the_rebuild_is_cut_short(self, batch: int, read_at_once: int) -> None:
+    def redis_is_emptied_and_the_rebuild_is_interrupted(
+        self, batch: int, read_at_once: int
+    ) -> None:
         self.client.flushall()
         self.zombies.append(self.owner)
         self.owner = owner = self.wire()
@@ -387,7 +394,7 @@ class ShardMachine(RuleBasedStateMachine):
             return owner.intake.apply(found, self.now_ms, opening)
 
         self.journal.read_at_once = read_at_once
-        self.stands(replace(owner.recovery, apply=apply).open)
+        self.succeeds(replace(owner.recovery, apply=apply).open)
         self.journal.read_at_once = 1000
 
     @precondition(lambda self: self.kafka.visible)
@@ -414,15 +421,15 @@ class ShardMachine(RuleBasedStateMachine):
     def nothing_ended_in_time_is_delivered(self) -> None:
         assert self.ended_in_time & self.kafka.outcomes().keys() == set()
 
-    def all_of_it_ends_well(self) -> None:
-        """Once nothing fails any more, every request gets its outcome, and the receipts say so."""
+    def every_request_gets_its_outcome(self) -> None:
+        """Once nothing fails, every request gets its outcome, and the receipts record it."""
         self.take_over()
         self.journal.unreadable.clear()
         self.unavailable.refusals.pop("orders", None)
         for _ in range(12):
             self.now_ms += LONGEST_RETRY_MS
             for _ in range(1000):
-                if self.stands(lambda: self.owner.dispatch.tick(self.now_ms)):
+                if self.succeeds(lambda: self.owner.dispatch.tick(self.now_ms)):
                     index = self.owner.index
                     if not index.due(self.now_ms, 1, release=[*index.parked().values()]).entries:
                         break
@@ -430,11 +437,11 @@ class ShardMachine(RuleBasedStateMachine):
         self.nothing_ended_in_time_is_delivered()
         outcomes = self.kafka.outcomes()
         assert [o for o in self.must_have_an_outcome() if o not in outcomes] == []
-        assert self.told_by_the_receipts() == set(outcomes)
-        self.one_takes_the_place_of_each()
+        assert self.ended_by_the_receipts() == set(outcomes)
+        self.at_most_one_replaces_each()
 
-    def one_takes_the_place_of_each(self) -> None:
-        """A request has an outcome, or at most one other came in time to take its place."""
+    def at_most_one_replaces_each(self) -> None:
+        """A request has an outcome, or at most one replacement was in time."""
         too_late = {outgoing.offset for outgoing, _ in self.kafka.visible if is_too_late(outgoing)}
         for named in set(self.replaces.values()):
             took = [by for by, of in self.replaces.items() if of == named and by not in too_late]
@@ -462,7 +469,7 @@ class ShardMachine(RuleBasedStateMachine):
             )
         ]
 
-    def told_by_the_receipts(self) -> set[int]:
+    def ended_by_the_receipts(self) -> set[int]:
         kept = [(o, decode(v)) for o, v in enumerate(self.journal.receipt_records) if v is not None]
         return {offset for _, receipt in without_void(kept) for offset in receipt.removals()}
 

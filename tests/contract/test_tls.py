@@ -40,7 +40,7 @@ def tls(redis_7: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 
 @pytest.fixture
 def of_sentinel(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The place in a URL of a service behind a sentinel."""
+    """The URL of a service behind a sentinel."""
     server = EmbeddedRedis(tmp_path / "redis", settings=tls)
     start_redis(server)
     port = str(free_port())
@@ -56,8 +56,10 @@ def of_sentinel(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def of_cluster(tls: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The place in a URL of a cluster of one node."""
-    bus = str(free_port())  # by itself 10,000 above the other, among those of clients
+    """The URL of a cluster of one node."""
+    bus = str(
+        free_port()
+    )  # the default is 10,000 above the other port, in the range of client ports
     settings = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": bus}
     server = EmbeddedRedis(tmp_path / "redis", settings=tls | settings)
     start_redis(server)
@@ -74,7 +76,7 @@ def told(client: redis.Redis) -> bytes:
 
 
 @pytest.mark.parametrize("servers", ["of_sentinel", "of_cluster"])
-def test_tls_is_used_all_the_way(
+def test_tls_secures_the_connection_to_every_server(
     servers: str, tls: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
     place = request.getfixturevalue(servers)

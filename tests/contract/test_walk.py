@@ -23,7 +23,7 @@ from tests.contract.held import NOW_MS, PREFIX, entry, store
 
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 MANY = 3000
-"""Entries that are looked at in several slices."""
+"""So many entries that a walk needs several slices."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def index(open_index: Opener) -> ShardIndex:
 
 @pytest.fixture
 def walk(index: ShardIndex) -> Iterator[Callable[[], Walk]]:
-    """Begin a walk; all of them are closed in the end."""
+    """Start a walk; all of them are closed at the end."""
     begun: list[Walk] = []
 
     def begin() -> Walk:
@@ -49,7 +49,7 @@ def walk(index: ShardIndex) -> Iterator[Callable[[], Walk]]:
 
 
 def walked(walk: Walk) -> int:
-    """The lowest pending request, once all have been looked at."""
+    """The lowest pending request, after a complete walk."""
     while walk.slice():
         pass
     return walk.lowest
@@ -58,7 +58,7 @@ def walked(walk: Walk) -> int:
 Begin = Callable[[], Walk]
 
 
-def test_of_what_is_pending_the_lowest_is_found_whenever_it_is_due(
+def test_a_walk_finds_the_lowest_pending_request_whatever_its_due_time(
     index: ShardIndex, walk: Begin
 ) -> None:
     store(index, 0, 20, {o: entry(NOW_MS - o) for o in range(5, 20)})
@@ -67,7 +67,7 @@ def test_of_what_is_pending_the_lowest_is_found_whenever_it_is_due(
     assert walked(walk()) == 9
 
 
-def test_the_lowest_is_found_among_many(index: ShardIndex, walk: Begin) -> None:
+def test_a_walk_finds_the_lowest_pending_request_among_many(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 2 * MANY, {o: entry(NOW_MS - o) for o in range(MANY, 2 * MANY)})
     walking = walk()
 
@@ -81,7 +81,7 @@ def test_a_walk_ends_at_the_first_request_that_is_pending(index: ShardIndex, wal
     assert not walk().slice()
 
 
-def test_below_the_last_mark_nothing_is_looked_at_again(index: ShardIndex, walk: Begin) -> None:
+def test_a_walk_starts_at_the_last_mark(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, MANY, {MANY - 1: entry()})
     assert walk().slices() > 2
     index.settle({}, 1, mark=Mark(MANY - 10, 0))
@@ -90,7 +90,7 @@ def test_below_the_last_mark_nothing_is_looked_at_again(index: ShardIndex, walk:
     assert (walking.slices(), walked(walking)) == (1, MANY - 1)
 
 
-def test_an_index_begun_behind_requests_is_walked_from_there(
+def test_a_walk_starts_where_the_index_starts(
     open_index: Opener, walk: Begin, index: ShardIndex
 ) -> None:
     index.begin(Positions(MANY, 0), binding=OURS)
@@ -100,7 +100,7 @@ def test_an_index_begun_behind_requests_is_walked_from_there(
     assert (walking.slices(), walked(walking)) == (1, MANY + 4)
 
 
-def test_after_its_journal_became_shorter_an_index_is_walked_from_where_it_ends(
+def test_a_walk_starts_at_the_end_of_a_shortened_journal(
     open_index: Opener, walk: Begin, index: ShardIndex
 ) -> None:
     index.begin(Positions(50, 0), binding=OURS)
@@ -112,9 +112,7 @@ def test_after_its_journal_became_shorter_an_index_is_walked_from_where_it_ends(
     assert walked(walk()) == 45
 
 
-def test_where_nothing_is_pending_all_that_was_read_has_ended(
-    index: ShardIndex, walk: Begin
-) -> None:
+def test_without_pending_requests_the_mark_is_the_position(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 3, {1: entry()})
     index.settle({1: None}, 5)
     walking = walk()
@@ -122,7 +120,7 @@ def test_where_nothing_is_pending_all_that_was_read_has_ended(
     assert (walking.positions, walked(walking)) == (Positions(3, 5), 3)
 
 
-def test_what_comes_after_the_walk_began_is_no_part_of_it(index: ShardIndex, walk: Begin) -> None:
+def test_a_walk_ignores_requests_stored_after_its_start(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 3, {})
     walking = walk()
     store(index, 3, 9, {8: entry()})
@@ -131,7 +129,9 @@ def test_what_comes_after_the_walk_began_is_no_part_of_it(index: ShardIndex, wal
 
 
 @pytest.mark.parametrize("cold", [4, SEGMENT + 4])
-def test_a_request_of_the_cold_tier_is_pending(index: ShardIndex, walk: Begin, cold: int) -> None:
+def test_a_walk_finds_the_lowest_request_of_the_cold_tier(
+    index: ShardIndex, walk: Begin, cold: int
+) -> None:
     end = SEGMENT + 10
     changes: dict[int, Change] = {cold: Cold(None), end - 2: Cold(None), end - 1: entry()}
     store(index, 0, end, changes)
@@ -139,7 +139,7 @@ def test_a_request_of_the_cold_tier_is_pending(index: ShardIndex, walk: Begin, c
     assert walked(walk()) == cold
 
 
-def test_no_walk_begins_while_receipts_speak_of_requests_that_are_not_read_yet(
+def test_no_walk_starts_while_receipts_name_requests_that_are_not_yet_read(
     index: ShardIndex, walk: Begin
 ) -> None:
     store(index, 0, 3, {})
@@ -151,9 +151,7 @@ def test_no_walk_begins_while_receipts_speak_of_requests_that_are_not_read_yet(
     assert walked(walk()) == 4
 
 
-def test_no_walk_begins_until_a_replacement_is_read_whose_other_request_was_removed_before(
-    index: ShardIndex, walk: Begin
-) -> None:
+def test_no_walk_starts_until_an_early_replacement_is_read(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
     index.settle({0: None}, 0, early=[2])
 
@@ -164,11 +162,11 @@ def test_no_walk_begins_until_a_replacement_is_read_whose_other_request_was_remo
     assert walked(walk()) == 1
 
 
-def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
+def test_receipts_below_the_start_of_a_walk_name_only_requests_below_it(
     index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(RedisSession):
-        """Others have their turn between any two commands."""
+        """Others change the index between any two commands."""
 
         def run(
             self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
@@ -184,18 +182,16 @@ def test_receipts_below_where_a_walk_began_speak_only_of_requests_below_it(
     monkeypatch.setattr(walks, "RedisSession", Interrupted)
     positions = walk().positions
 
-    assert positions.receipts <= positions.requests, (
-        "the receipt at an offset speaks of that request"
-    )
+    assert positions.receipts <= positions.requests, "the receipt at an offset names that request"
 
 
-def test_requests_of_the_cold_tier_may_be_later_than_others(index: ShardIndex, walk: Begin) -> None:
+def test_a_hot_request_below_all_cold_requests_is_the_mark(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 10, {3: entry(), 4: Cold(None)})
 
     assert walked(walk()) == 3
 
 
-def test_what_is_pending_throughout_is_seen_while_others_come_and_go(
+def test_a_walk_finds_a_pending_request_while_others_are_stored_and_removed(
     index: ShardIndex, walk: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walks, "SLICE", 20)
@@ -216,7 +212,7 @@ def test_what_is_pending_throughout_is_seen_while_others_come_and_go(
     assert walking.lowest <= stays
 
 
-def test_a_walk_that_goes_on_while_its_owner_works_is_not_void(
+def test_a_walk_remains_valid_while_its_owner_works(
     index: ShardIndex, open_index: Opener, walk: Begin
 ) -> None:
     store(index, 0, 9, {4: entry(), 5: entry()})
@@ -277,7 +273,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__.replace("_", " "))
-def test_what_was_seen_before_counts_no_more_after(
+def test_a_walk_is_discarded_after_a_new_opening_a_rollback_or_a_loss(
     index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip
@@ -295,7 +291,7 @@ def test_what_was_seen_before_counts_no_more_after(
     [event for event in EVENTS if event not in (requests_going_back, receipts_going_back)],
     ids=lambda event: event.__name__.replace("_", " "),
 )
-def test_no_walk_begins_over_an_index_that_is_not_the_owners(
+def test_no_walk_starts_after_a_new_opening_or_a_loss(
     index: ShardIndex, open_index: Opener, client: redis.Redis, walk: Begin,
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the code says of itself: the docstrings of constants and of fields."""
+"""The docstrings of constants and fields in the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ITEM = re.compile(r"^(\w+) +-- (.*(?:\n .*)*)", re.MULTILINE)
 
 
 def docstrings_in(code: ModuleType | Callable[..., object]) -> dict[str, str]:
-    """The docstrings below assignments in a module or a function, by the name of what is assigned."""
+    """The docstrings below assignments in a module or a function, by the assigned name."""
     tree = ast.parse(dedent(inspect.getsource(code)))
     body = tree.body if isinstance(code, ModuleType) else _body(tree)
     found: dict[str, str] = {}
@@ -34,6 +34,6 @@ def _body(tree: ast.Module) -> list[ast.stmt]:
 
 
 def items_in(docstring: str) -> dict[str, str]:
-    """The lines `name -- meaning` of a docstring; a meaning may go on in indented lines."""
+    """The lines `name -- meaning` of a docstring; a meaning may continue in indented lines."""
     items = _ITEM.findall(inspect.cleandoc(docstring))
     return {name: " ".join(text.split()) for name, text in items}

@@ -1,4 +1,4 @@
-"""The request that all examples are about: the first one of the README."""
+"""The request that all examples use: the first one of the README."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def table_of_open_paths() -> str:
 
 
 def table_of_statuses() -> str:
-    """The statuses of failures, and which requests they answer."""
+    """The statuses of failures, and the requests that return them."""
     every = list(_operations())
     statuses = sorted({status for one in every for status in one.failures()})
     rows = []
@@ -69,7 +69,7 @@ class _Operation(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """As GitHub makes it of the heading."""
+        """As GitHub makes it from the heading."""
         return "#" + str(self).lower().translate({ord(c): None for c in "/{}"}).replace(" ", "-")
 
     @property
@@ -84,7 +84,7 @@ class _Operation(NamedTuple):
 
 @cache
 def _described() -> Schema:
-    """The description; nothing is asked of the service to make it."""
+    """The description, made without any request to a service."""
     settings = load(kafka_bootstrap_servers="localhost:9092")
     return make_app(cast(Health, None), Metrics(), cast(Admin, None), settings).openapi()
 

@@ -1,4 +1,4 @@
-"""The metrics: what the registry of `Metrics` has, with the labels of its tables."""
+"""The metrics: the content of the registry of `Metrics`, with the labels of its tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table_of_buckets() -> str:
 
 
 def _unit(name: str, meaning: str) -> str:
-    """By Prometheus' rules for names; a switch says when it is 0 or 1."""
+    """By Prometheus' naming rules; the text of a switch says when it is 0 or 1."""
     if name.endswith("_seconds"):
         return "s"
     if name.endswith("_position"):

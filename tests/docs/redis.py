@@ -88,7 +88,7 @@ def state_fields() -> dict[str, str]:
 
 
 def undocumented(client: Any) -> Iterator[str]:
-    """Keys in this Redis that the page does not have, or has with another type; and fields of states."""
+    """Keys in this Redis that are not on the page, or have another type there; and fields of states."""
     prefix = Keys(_ANY).prefix.decode()
     known = {
         key.removeprefix(prefix).partition("<")[0]: _type(text) for key, text in _keys().items()

@@ -1,4 +1,4 @@
-"""Archives of classes: servers start from them, and nothing starts from half of one."""
+"""Class archives: servers start from a complete one, and never from an incomplete one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def leave_half(flags: tuple[str, ...], folder: Path) -> None:
     made.write_bytes(half)
 
 
-def test_a_jvm_starts_from_the_archive_that_another_left(tmp_path: Path) -> None:
+def test_a_jvm_starts_from_an_archive_that_another_one_made(tmp_path: Path) -> None:
     assert using(tmp_path) == ()
     with making(tmp_path, find_java()) as flags:
         java(*flags)
@@ -35,7 +35,7 @@ def test_a_jvm_starts_from_the_archive_that_another_left(tmp_path: Path) -> None
     assert java(*using(tmp_path), OR_NOT_AT_ALL).returncode == 0
 
 
-def test_half_an_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, current = tmp_path / "jars", tmp_path / "current"
     folder.mkdir()
     current.mkdir()
@@ -49,7 +49,7 @@ def test_half_an_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def damage(folder: Path, how: str) -> None:
-    """Change the archive in place; its mode and modification time are as before, unless it is written."""
+    """Change the archive in place; its mode and modification time change only if it is written."""
     archive = folder / NAME
     archive.chmod(0o600)
     before = archive.stat()
@@ -76,7 +76,7 @@ def damage(folder: Path, how: str) -> None:
         "with half of its state",
     ],
 )
-def test_an_archive_that_is_not_as_it_was_made_is_not_used(tmp_path: Path, how: str) -> None:
+def test_a_changed_archive_is_not_used(tmp_path: Path, how: str) -> None:
     with making(tmp_path, find_java()) as flags:
         java(*flags)
     assert using(tmp_path) != ()
@@ -84,7 +84,7 @@ def test_an_archive_that_is_not_as_it_was_made_is_not_used(tmp_path: Path, how: 
     assert using(tmp_path) == ()
 
 
-def test_what_a_killed_maker_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "classes-q1w2e3"
     left.mkdir()
     (left / NAME).write_bytes(b"half")

@@ -30,7 +30,7 @@ def _some_ivy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jars, "find_ivy", lambda: tmp_path / "ivy.jar")
 
 
-def test_the_jars_are_fetched_once_although_several_ask_at_once(tmp_path: Path) -> None:
+def test_concurrent_callers_fetch_the_jars_once(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     java = program(tmp_path, FAKE_IVY.format(runs=runs))
     found: list[Path] = []
@@ -50,7 +50,7 @@ def test_the_jars_are_fetched_once_although_several_ask_at_once(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path / "cache")) == [".lock", found[0].name]
 
 
-def test_a_failed_fetch_leaves_nothing_and_shows_what_ivy_said(tmp_path: Path) -> None:
+def test_a_failed_fetch_leaves_no_files_and_shows_the_output_of_ivy(tmp_path: Path) -> None:
     java = program(tmp_path, "#!/bin/sh\necho no route to host\nexit 1\n")
     with pytest.raises(EmbeddedError, match=r"check the network(.|\n)*no route to host"):
         kafka_jars(java, lambda _: None, tmp_path / "cache")

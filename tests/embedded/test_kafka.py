@@ -63,7 +63,7 @@ def test_a_restarted_or_killed_kafka_has_its_data_and_its_port(kafka: EmbeddedKa
 
 
 @pytest.mark.proof
-def test_a_port_taken_meanwhile_is_replaced_by_another(
+def test_a_port_occupied_in_the_meantime_is_replaced(
     kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupier:
@@ -77,7 +77,7 @@ def test_a_port_taken_meanwhile_is_replaced_by_another(
         assert not ports
 
 
-def test_a_bad_setting_is_an_error_with_the_servers_words(
+def test_an_invalid_setting_raises_an_error_with_the_servers_message(
     kafka_is_there: None, tmp_path: Path
 ) -> None:
     server = EmbeddedKafka(tmp_path, settings={"num.io.threads": "none"})

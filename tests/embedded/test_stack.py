@@ -31,7 +31,7 @@ def test_a_second_run_on_a_given_folder_finds_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_other_users_of_the_machine_may_not_use_its_redis_nor_read_its_files(
+def test_other_users_can_neither_use_its_redis_nor_read_its_files(
     tmp_path: Path,
 ) -> None:
     with EmbeddedStack(tmp_path / "run") as stack:
@@ -42,7 +42,7 @@ def test_other_users_of_the_machine_may_not_use_its_redis_nor_read_its_files(
     assert [folder.stat().st_mode & 0o077 for folder in folders] == [0, 0]
 
 
-def test_a_temporary_folder_goes_with_the_stack_also_when_kafka_is_frozen() -> None:
+def test_a_temporary_folder_is_removed_with_the_stack_even_if_kafka_is_frozen() -> None:
     with EmbeddedStack() as stack:
         folder, pids = stack.folder, [stack.kafka.pid, stack.redis.pid]
         assert folder.exists()
@@ -51,7 +51,7 @@ def test_a_temporary_folder_goes_with_the_stack_also_when_kafka_is_frozen() -> N
     assert not any(map(is_alive, pids))
 
 
-def test_when_one_server_fails_the_other_is_not_left_running(
+def test_if_one_server_fails_the_other_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = EmbeddedStack(tmp_path)
@@ -67,7 +67,7 @@ def test_a_stack_interrupted_at_any_moment_leaves_no_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stack = EmbeddedStack()
-    assert list(tmp_path.iterdir()) == [], "a Ctrl-C now finds nobody who would remove it"
+    assert list(tmp_path.iterdir()) == [], "after a Ctrl-C here nothing would remove it"
 
     def interrupted() -> None:
         assert stack.folder.stat().st_mode & 0o777 == 0o700

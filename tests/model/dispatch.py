@@ -1,4 +1,4 @@
-"""The second verb, D1 to D5: what is due leaves the index."""
+"""The second verb, D1 to D5: due requests are delivered and removed from the index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.model.terms import Rule, Terms
 
 
 class Dispatch:
-    """The steps of an owner's dispatch. One gives the state after it; None: it cannot be done now."""
+    """The steps of an owner's dispatch. Each returns the state after it; None: it cannot be done now."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -48,12 +48,12 @@ class Dispatch:
         return state.with_owner(who, began)
 
     def _standing(self, state: State) -> int:
-        """What nothing has ended that was ever taken in."""
+        """Requests that were stored and have not ended."""
         left = standing(self._terms.records[: state.taken], state.counted)
         return left.hot | left.cold
 
     def _first(self, due: int, passing_over: int = 0) -> int:
-        """A batch of it; the later a request was written, the earlier it was due."""
+        """A batch of it; a request that was written later was due earlier."""
         after = passing_over.bit_count()
         return mask(members(due)[::-1][after : after + self._terms.limit]) & ~passing_over
 
@@ -131,7 +131,7 @@ class Dispatch:
 
 
 def _without_old(index: Index, mark: Mark) -> Index:
-    """What lies below a mark has ended, or is another record by now."""
+    """A request below a mark has ended, or was carried to a later record."""
     moved, ended = (at if at >= mark.requests else NOWHERE for at in (index.moved, index.ended))
     return index._replace(moved=moved, ended=ended)
 

@@ -8,7 +8,7 @@ from tests.model.terms import Rule, Terms
 
 
 class Intake:
-    """The steps of an owner's intake. One gives the state after it; None: it cannot be done now."""
+    """The steps of an owner's intake. Each returns the state after it; None: it cannot be done now."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -25,7 +25,7 @@ class Intake:
         return Step.STORE, self._store(state, who, owner) if owner.intake_is_watching else None
 
     def apart(self, state: State) -> State | None:
-        """The whole of it, by a process that has nothing in memory."""
+        """All steps at once, by a process without a state in memory."""
         index = state.redis
         if index is None or self._must_wait(index, state.written):
             return None

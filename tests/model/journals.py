@@ -1,4 +1,4 @@
-"""What the journals say of a shard. What the product decides in pure functions, it is asked."""
+"""What the journals define for a shard. Pure functions of the product are called, not modelled."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _origin(records: Records, at: int) -> int:
 
 
 class Standing(NamedTuple):
-    """What no record has ended, hot and cold; which of it are dead letters; who has the caller id."""
+    """Requests that no record has ended, hot and cold; which of them are dead letters; which one has the caller id."""
 
     hot: int
     cold: int
@@ -75,7 +75,7 @@ class Standing(NamedTuple):
 
 @cache
 def standing(records: Records, counted: int) -> Standing:
-    """What these records leave, given which of the conditional ones counted."""
+    """The requests that these records leave, given which conditional ones counted."""
     hot = cold = letters = 0
     holder = NOBODY
     for at, record in enumerate(records):
@@ -114,7 +114,7 @@ def delivered_in(log: tuple[Receipt, ...]) -> int:
 
 @cache
 def outcomes(log: tuple[Receipt, ...]) -> tuple[int, ...]:
-    """What each receipt ends, as whoever reads all of them judges (`receipt.without_void`)."""
+    """The requests that each receipt ends, without void outcomes (`receipt.without_void`)."""
     receipts = [
         product.Receipt(0, dead=members(receipt.delivered), void=members(receipt.void))
         for receipt in log
@@ -154,7 +154,7 @@ class Planned(NamedTuple):
 
 @cache
 def planned(records: Records, seen: Index, start: int, end: int) -> Planned:
-    """What a batch makes of an index (`plan.resolve`)."""
+    """How a batch changes an index (`plan.resolve`)."""
     changes = [
         (at, asked) for at in range(start, end) if (asked := _asked(records, at)) is not None
     ]
@@ -226,7 +226,7 @@ def _asked(records: Records, at: int) -> Change | None:
 def defined(
     records: Records, log: tuple[Receipt, ...], counted: int, requests: int, receipts: int
 ) -> Index:
-    """The index that these positions stand for, but for what only its owners need."""
+    """The index that these positions define, without fields that only its owners need."""
     removed = union(iter(outcomes(log)[:receipts]))
     left = standing(records[:requests], counted)
     return Index(

@@ -1,4 +1,4 @@
-"""The low-water mark: found by a walk, W1 to W3, said in a receipt, trimmed by."""
+"""The low-water mark: determined by a walk, W1 to W3, recorded in a receipt, used for trimming."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.model.terms import Rule, Terms
 
 
 class Marks:
-    """The steps of an owner's walk, beside its dispatch, and what anybody trims.
+    """The steps of an owner's walk, beside its dispatch, and of trimming.
 
     A walk reads an index in parts, in any order: of the entries those at even offsets and those at
     odd ones, and the cold tier.
@@ -36,7 +36,7 @@ class Marks:
         self._parts = [(even, 0), (odd, 0), *([(0, ~0)] if has_cold else [])]
 
     def walk(self, state: State, who: int) -> Iterator[tuple[str, State]]:
-        """What may come next of a walk."""
+        """The possible next steps of a walk."""
         owner = state.owners[who]
         walk = owner.walk
         if walk is None:
@@ -119,7 +119,7 @@ class Marks:
         return state.with_owner(who, owner._replace(walk=walk))
 
     def _commit(self, state: State, who: int, owner: Owner, walk: Walk) -> State:
-        """First what did not count; then, as another receipt, the mark."""
+        """First a receipt with the ignored records; then another one with the mark."""
         if self._terms.is_fenced(state, who):
             return state.in_doubt(who)
         if walk.ignored and self._terms.keeps(Rule.TELLING):

@@ -18,7 +18,7 @@ from tests.model.terms import Rule, Terms
 
 
 class Recovery:
-    """The steps of an owner that opens the shard. One gives the state after it; None: not its own."""
+    """The steps of an owner that opens the shard. Each returns the state after it; None: the shard is not its own."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -64,7 +64,7 @@ class Recovery:
         return state.with_owner(who, owner._replace(step=step, end=len(state.log), missing=missing))
 
     def _look(self, state: State, owner: Owner) -> Owner:
-        """Where the index is; or is to be begun, as it is lost."""
+        """The positions of the index; or where a lost one starts."""
         index, base = state.redis, self._usable(state)
         is_behind = index is not None and base is not None and self._is_behind(state, index)
         if index is None or is_behind:
@@ -102,7 +102,7 @@ class Recovery:
         return state.with_owner(who, owner._replace(step=step, end=len(state.log), is_again=False))
 
     def _begin(self, state: State, who: int, owner: Owner) -> State:
-        """O1 and O2: the index is begun, or another owner's rebuild is taken over."""
+        """O1 and O2: the index is started, or another owner's rebuild is continued."""
         index, base = state.redis, owner.base
         is_lost = index is None or self._is_behind(state, index)
         if not self._terms.can_reach_redis(owner) or is_lost != (base is not None):
@@ -128,7 +128,7 @@ class Recovery:
         return state.with_owner(who, self._rebuild_on(owner, state))
 
     def _adopted(self, index: Index, gone: int) -> Index:
-        """Without what has ended since the rebuild: Redis may have gone back to before its end."""
+        """Without requests that ended since the rebuild: Redis may have been rolled back to before its end."""
         if not self._terms.keeps(Rule.ADOPTED):
             return index
         return self._terms.settled(index, index, gone & below(index.requests), index.receipts)
@@ -178,7 +178,7 @@ class Recovery:
         return is_mine and index.rebuild != NOBODY and index.requests >= owner.requests
 
     def full(self, state: State, who: int) -> State | None:
-        """Redis has no room for the next request: the shard opens with a backlog still in Kafka."""
+        """Redis has no room for the next request: the shard opens with a backlog left in Kafka."""
         owner, index = state.owners[who], state.redis
         if owner.step not in (Step.REBUILD, Step.CATCH_UP) or not owner.is_connected:
             return None
@@ -194,7 +194,7 @@ class Recovery:
         return state.with_owner(who, opened)
 
     def _end_ahead(self, index: Index, at: int) -> Index:
-        """What a request ends that stays in Kafka."""
+        """What a request that is left in Kafka ends."""
         record = self._terms.records[at]
         if record in REPLACES:
             named = 1 << NAMED_BY[record]
@@ -247,7 +247,7 @@ class Recovery:
         return state.with_owner(who, self._read_on(owner, owner.end))
 
     def _jump(self, state: State, who: int, owner: Owner, index: Index) -> State:
-        """What nobody should do."""
+        """Mistakes that no owner should make."""
         if self._terms.keeps(Rule.BELOW_START):
             return state.in_doubt(who)
         start = min(state.starts.requests, owner.end)

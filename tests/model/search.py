@@ -9,7 +9,7 @@ from tests.model.shard import Model
 from tests.model.state import State, described
 
 LONGEST_REST = 200
-"""Steps after which an owner that is left alone will never be at rest."""
+"""After this many steps, an owner without faults will never be idle."""
 
 SHOWN = 40
 """How much of those steps a trace shows."""
@@ -19,7 +19,7 @@ Trace = tuple[tuple[str, State], ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search saw. Without a `failure`, every promise held in every state.
+    """The result of a search. Without a `failure`, every guarantee held in every state.
 
     `trace` leads to the failure; from its step `alone` on only the shard's owner acts.
     """
@@ -42,7 +42,7 @@ class Found:
 
 
 class Search:
-    """One walk through a model. `positions`: whether the index has to be what they stand for."""
+    """One search through a model. `positions`: whether the index must equal what they define."""
 
     def __init__(self, model: Model, *, positions: bool) -> None:
         self._model = model
@@ -51,7 +51,7 @@ class Search:
         self._ends_well: dict[State, State] = {}
 
     def run(self) -> Found:
-        """Look at every state, until one breaks a promise or will if its owner is left alone."""
+        """Check every state, until one violates a guarantee, or will if its owner continues without faults."""
         level = [self._model.start()]
         self._before[level[0]] = None
         while level:
@@ -72,7 +72,7 @@ class Search:
         return Found(len(self._before))
 
     def _left_alone(self, state: State) -> Found | None:
-        """The failure that waits for this owner, also if nothing more goes wrong around it."""
+        """The failure that this owner reaches even without further faults."""
         walked: list[tuple[str, State]] = []
         at = state
         while at not in self._ends_well:

@@ -1,16 +1,16 @@
 """One shard as a machine of small steps: two owners, and around them callers, the clock and faults.
 
-Between any two steps of an owner everybody else may act. What is left out, and why:
+Between any two steps of an owner all others may act. What is not modelled, and why:
 
-- An owner in doubt gives up all it holds and opens the shard anew. A crash leaves it there too, and
-  so does a lost reply: a crash after a step is that step without its reply. A command that is still
-  under way when its owner gave up is what a zombie does.
-- An entry and its payload come and go in one MULTI: here they are one.
+- An owner that must recover forgets everything and opens the shard again. A crash has the same effect, and
+  so has a lost reply: a crash after a step is that step without its reply. A command that is still
+  running when its owner starts over is an action of a frozen owner.
+- An entry and its payload are written and removed in one MULTI: here they are one.
 - A receipt enters the log when it is committed. Until then its transaction is open, from D2 to D4 of
-  its owner; a fence or a crash is what aborts it. The gap it would leave in the offsets is left out.
-- One caller id is enough to cancel and to replace. Whatever is due may be carried at any time, or
-  not; promotion itself is left out, as are retention by others and targets that cannot take messages.
-- Of delivery at least once only this is asked: nothing is lost.
+  its owner; a fence or a crash is what aborts it. The gap in the offsets is not modelled.
+- One caller id is enough to cancel and to replace. Any due request may be carried at any time, or
+  not; promotion itself is not modelled, nor are retention by others and targets that refuse messages.
+- At-least-once delivery must only lose nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _AT_ONCE = (Step.FENCE, Step.WITNESS, Step.BARRIER, Step.PRODUCE, Step.RECEIPT, 
 
 
 class Fault(StrEnum):
-    """What may happen to owners, to Redis, to a transaction."""
+    """Faults of owners, of Redis, and of a transaction."""
 
     CRASH = "an owner crashes"
     GROUP = "the group gives the shard to another owner"
@@ -85,10 +85,10 @@ class Story(NamedTuple):
 
 
 class Model:
-    """The states of a shard, from one to the next, and what is promised of each.
+    """The states of a shard, from one to the next, and what is guaranteed in each.
 
-    `faults` is how many there may be of: a crash, another owner, a Redis that goes back, is emptied
-    or is full, a torn transaction. `without` are the rules that owners do not keep to.
+    `faults` is how many there may be of: a crash, another owner, a Redis that is rolled back, is emptied
+    or is full, a torn transaction. `without` are the rules that owners do not follow.
     """
 
     def __init__(self, story: Story, faults: int, without: frozenset[Rule] = frozenset()) -> None:
@@ -116,7 +116,7 @@ class Model:
         self._names = {(who, step): f"{NAMES[who]}: {step}" for who in (0, 1) for step in Step}
 
     def start(self) -> State:
-        """Nothing was ever asked; the shard is A's, who has not opened it unless there are walks."""
+        """There are no requests; the shard belongs to A, which has not opened it unless there are walks."""
         owners = CLOSED, CLOSED
         does_go_back = Fault.BACK in self._story.kinds
         state = State(
@@ -127,7 +127,7 @@ class Model:
         return state._replace(past=(), walks=self._story.walks)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """All that may happen next: what it is called, and the state after it."""
+        """All possible next steps: the name of each, and the state after it."""
         for who in (0, 1):
             yield from self._owner(state, who)
             for name, after in self._marks.walk(state, who):
@@ -146,11 +146,11 @@ class Model:
                 yield from self._failing[kind](state)
 
     def calm(self, state: State) -> tuple[str, State] | None:
-        """What the shard's owner does next when all else stands still; None: it is at rest."""
+        """The next step of the shard's owner if nothing else happens; None: it is idle."""
         return next(self._owner(state, state.group), None)
 
     def broken(self, state: State) -> str | None:
-        """What was promised to callers and consumers, and is broken."""
+        """A violated guarantee to callers or consumers."""
         if not self._story.is_once:
             return None
         seen = 0
@@ -169,7 +169,7 @@ class Model:
         return None
 
     def untrue(self, state: State) -> str | None:
-        """What the positions stand for, if the index holds something else."""
+        """What the positions define, if the index differs."""
         index = state.redis
         if index is None or not self._story.is_once:
             return None
@@ -188,12 +188,12 @@ class Model:
         return f"the positions stand for {described(expected)}"
 
     def _ended_ahead(self, state: State, index: Index, offsets: int) -> int:
-        """Those that a record has ended which Redis has no room for."""
+        """Requests ended by a record that Redis has no room for."""
         left = standing(self._records[: state.written], state.counted | index.early)
         return offsets & ~left.hot
 
     def unsettled(self, state: State) -> str | None:
-        """What is lost, once the shard's owner is at rest."""
+        """What is lost, once the shard's owner is idle."""
         hot, cold, letters, _ = standing(self._records[: state.written], state.counted)
         delivered = delivered_in(state.log)
         if lost := hot & (state.due | letters) & ~delivered:
@@ -257,7 +257,7 @@ def _compared(index: Index, known: int, has_skip: bool) -> tuple[int, ...]:
 
 
 def _crashed(state: State) -> Iterator[tuple[str, State]]:
-    """A zombie that crashes is one that does nothing more: only the shard's owner does."""
+    """A frozen former owner never crashes: that equals doing nothing. Only the shard's owner crashes."""
     if state.owners[state.group] != CLOSED:
         yield f"{NAMES[state.group]} crashes", state.after_a_fault().in_doubt(state.group)
 
@@ -293,7 +293,7 @@ def _emptied(state: State) -> Iterator[tuple[str, State]]:
 
 
 def _touched(owner: Owner) -> Owner:
-    """Every key that it watches has changed: at its EXEC it has to look again."""
+    """Every key that it watches has changed: its EXEC fails and it reads again."""
     step = Step.WATCH if owner.step is Step.REMOVE else owner.step
     return owner._replace(step=step, watched=None)
 
@@ -304,7 +304,7 @@ def _cut_off(owner: Owner) -> Owner:
 
 
 def _parts(offsets: int) -> Iterator[int]:
-    """Every part of a set but the empty one."""
+    """Every non-empty subset."""
     part = offsets
     while part:
         yield part

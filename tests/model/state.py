@@ -1,6 +1,6 @@
 """One shard at one moment: its two journals, its index in Redis, and what two owners have in memory.
 
-Sets of requests are bit masks. A time is no number here: a request is due, or it is not yet.
+Sets of requests are bit masks. Times are not numbers: a request is due, or it is not yet due.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NOBODY = -1
 
 
 class Record(StrEnum):
-    """A record of the request topic. All that have a caller id share the one there is.
+    """A record of the request topic. All that have a caller id share the same one.
 
-    A carried record takes the place of a cold request. It counts if that is cold then; a replacement
+    A carried record replaces a cold request. It counts if that is cold then; a replacement
     by id if what it replaces is pending.
     """
 
@@ -61,14 +61,14 @@ class Step(StrEnum):
 
 
 class Index(NamedTuple):
-    """A shard in Redis: the two positions, and what they define. `holder` has the caller id.
+    """A shard in Redis: the two positions, and what they define. `holder` is the request with the caller id.
 
-    letters -- those of the entries that are replacements by id that came too late
+    letters -- the entries that are late replacements by id
     in_flight -- what is being delivered
-    token   -- who opened it last: an owner's walk ends with what it has in memory, so a name will do
+    token   -- the owner that opened it last: an owner's walk ends with its memory, so a name is enough
     rebuild -- whose rebuild is not finished
-    early   -- replacements not read yet whose predecessor is removed already
-    moved   -- the record that request 0 came into the index by, if it was carried there
+    early   -- replacements not yet read whose request is already removed
+    moved   -- the record that carried request 0 into the index, if any
     ended   -- the record that cancelled request 0 by its id, wherever it was then
     """
 
@@ -91,7 +91,7 @@ class Index(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a rebuild may begin: `requests` is L, `receipts` R, `told` V. `pairs` are (q, r)."""
+    """Where a rebuild may start: `requests` is L, `receipts` R, `told` V. `pairs` are (q, r)."""
 
     requests: int
     receipts: int
@@ -100,11 +100,11 @@ class Mark(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """A committed receipt; one that delivers and tells nothing is a barrier.
+    """A committed receipt; one without outcomes, ignored records and a mark is a barrier.
 
     dead    -- messages that are dead letters
     lost    -- messages that it names and that were aborted
-    ended   -- messages whose request was cancelled or replaced before its dispatch began
+    ended   -- messages whose request was cancelled or replaced before its dispatch started
     ignored -- conditional records that did not count
     """
 
@@ -118,12 +118,12 @@ class Receipt(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What an owner has seen of an index so far.
+    """What an owner's walk has read of an index so far.
 
-    requests, receipts -- the positions at its begin
+    requests, receipts -- the positions at its start
     todo               -- parts that it has not read yet
     low                -- the lowest request seen
-    told, ignored      -- the position requests after all parts, and what had not counted by then
+    told, ignored      -- the position requests after all parts, and the records ignored by then
     """
 
     requests: int
@@ -142,15 +142,15 @@ class Owner(NamedTuple):
     requests, receipts -- the positions it last saw
     position, taking   -- where its reader is, once the shard is open; the batch that was read
     watched            -- the index as intake, or D5, saw it at its WATCH
-    batch, ended       -- what it delivers; what of that was ended before that began
-    ahead, ahead_ended -- the batch after it, read at D2; what intake has ended of that since
+    batch, ended       -- what it delivers; which of them had ended before
+    ahead, ahead_ended -- the next batch, read at D2; which of it intake has ended since
     end                -- in recovery, how far it reads: receipts, then requests; in dispatch, the
                           position that its receipt reaches
-    missing, is_again  -- what R2 did not find; whether it has come round again
-    dead               -- what of the batch becomes dead letters
-    base               -- where the index is to be begun
+    missing, is_again  -- what R2 did not find; whether this is another attempt
+    dead               -- which of the batch become dead letters
+    base               -- where the index starts
     gone               -- in a rebuild, what has ended
-    walk, telling      -- for the next mark; what the receipt before the next step D5 told
+    walk, telling      -- for the next mark; what the receipt before the next step D5 records
     """
 
     step: Step = Step.CONFIRM
@@ -179,7 +179,7 @@ class Owner(NamedTuple):
         return self.watched is not None and self.step is not Step.REMOVE
 
     def expects(self, index: Index | None) -> bool:
-        """Whether the positions may be what this owner last saw and others' intake moved on."""
+        """Whether the positions may be those that this owner last saw, advanced by others' intake."""
         return (
             index is not None
             and index.receipts == self.receipts
@@ -192,20 +192,20 @@ START = Positions(0, 0)
 
 
 class State(NamedTuple):
-    """Everything there is.
+    """The whole state.
 
     written -- how many request records there are
-    due     -- requests whose time has come
-    taken   -- how far requests were ever taken in
+    due     -- due requests
+    taken   -- how far requests were ever stored
     log     -- the receipts; what consumers of the targets see follows from them
     fence   -- whose producer the shard's transactional.id belongs to
     redis   -- the index; None: Redis is empty
-    past    -- what Redis may go back to, oldest first
-    group   -- whose shard it is
+    past    -- what Redis may be rolled back to, oldest first
+    group   -- the owner of the shard
     faults  -- how many there may still be
-    counted -- conditional records that counted when they were first taken in
+    counted -- conditional records that counted when they were first stored
     starts  -- the first offset that each journal still has
-    walks   -- how many there may still be; whether Redis may go back at all
+    walks   -- how many more are allowed; whether Redis may be rolled back at all
     """
 
     written: int
@@ -228,11 +228,11 @@ class State(NamedTuple):
         return self._replace(owners=(owner, b) if who == 0 else (a, owner))
 
     def in_doubt(self, who: int) -> State:
-        """The owner gives up all it holds, and opens the shard anew if it is still its own."""
+        """The owner forgets everything, and opens the shard again if it is still its own."""
         return self.with_owner(who, CLOSED)
 
     def with_index(self, index: Index) -> State:
-        """One more write that Redis may lose."""
+        """One more write that Redis can lose."""
         remembers = self.does_go_back and self.faults > 0 and index != self.redis
         past = (*self.past, self.redis) if remembers else self.past
         return self._replace(redis=index, past=past, taken=max(self.taken, index.requests))

@@ -1,4 +1,4 @@
-"""What the owners of a shard keep to, what they find in its request topic, and how they change an index."""
+"""The rules of the owners of a shard, the content of its request topic, and the changes of an index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.model.state import NOBODY, NOWHERE, Index, Owner, State, below
 
 
 class Rule(StrEnum):
-    """What the verbs keep to. They can be told to do without."""
+    """The rules of the verbs. Each can be switched off."""
 
     POSITION = "a batch begins where it was read from, not at its first record"
     INTAKE_LABEL = "I2 stops when the position is below the batch"
@@ -60,9 +60,9 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`limit` is the most that one batch delivers; `without` are the rules that nobody keeps to.
+    """`limit` is the most that one batch delivers; `without` are the rules that are switched off.
 
-    `is_apart`: intake is a process of its own. `is_once`: what is delivered is in one transaction.
+    `is_apart`: intake is a process of its own. `is_once`: a batch is delivered in one transaction.
     """
 
     records: Records
@@ -94,7 +94,7 @@ class Terms:
         return of_kind(self.records, tuple(NAMED_BY))
 
     def stored(self, state: State, index: Index, seen: Index, start: int, end: int) -> State:
-        """What I3, R5 and O3 make of an index, given what they saw of it at their WATCH."""
+        """How I3, R5 and O3 change an index, given what they read at their WATCH."""
         known = seen if self.keeps(Rule.UNKNOWN) else seen._replace(told=len(self.records))
         plan = planned(self.records, known._replace(in_flight=0, token=NOBODY), start, end)
         if not self.keeps(Rule.ONE_MULTI):
@@ -116,7 +116,7 @@ class Terms:
         )
 
     def settled(self, index: Index, seen: Index, ended: int, position: int) -> Index:
-        """What R4 and D5 make of an index, given what they saw of it at their WATCH."""
+        """How R4 and D5 change an index, given what they read at their WATCH."""
         early = ended & ~below(seen.requests)
         is_freed = seen.holder != NOBODY and ended >> seen.holder & 1
         gone = ended & ~early

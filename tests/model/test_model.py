@@ -1,8 +1,8 @@
-"""Whatever happens around a shard, and in whatever order: every request has the outcome it should.
+"""Every request has the right outcome, whatever happens around a shard, and in any order.
 
-Every order of a few requests, two owners and up to two faults is tried; with a walk and what may be
-trimmed below its mark, often fewer kinds of faults. BLACKBOX_TEST_MODEL_DEPTH=1
-allows one fault more in each story: ten times the states, many minutes, several GB of memory.
+Every order of a few requests, two owners and up to two faults is tried; with a walk and trimming
+below its mark, often with fewer kinds of faults. BLACKBOX_TEST_MODEL_DEPTH=1
+allows one more fault in each story: ten times the states, many minutes, several GB of memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def needing(rule: Rule, *what: object) -> ParameterSet:
         pytest.param(ONE_BY_ONE_AND_A_CANCEL, 1, id="one by one, and a cancel", marks=LONG),
     ],
 )
-def test_whatever_happens_every_request_has_its_one_outcome(story: Story, faults: int) -> None:
+def test_every_request_has_one_outcome_in_every_history(story: Story, faults: int) -> None:
     found = Search(Model(story, faults + MORE_FAULTS), positions=True).run()
 
     print(found)
@@ -125,7 +125,7 @@ LONGER = [
         *(LONGER if MORE_FAULTS else ()),
     ],
 )
-def test_whatever_is_trimmed_below_a_mark_nothing_is_missed(story: Story, faults: int) -> None:
+def test_trimming_below_a_mark_loses_no_request_in_any_history(story: Story, faults: int) -> None:
     found = Search(Model(story, faults + MORE_FAULTS), positions=True).run()
 
     print(found)
@@ -156,7 +156,7 @@ NEEDED = [
     ("rule", "story", "failure"),
     [needing(*needed) for needed in NEEDED],
 )
-def test_without_one_of_the_rules_a_promise_is_broken(
+def test_without_any_one_of_the_rules_a_guarantee_is_broken(
     rule: Rule, story: Story, failure: str
 ) -> None:
     found = Search(Model(story, faults=2, without=frozenset({rule})), positions=False).run()
@@ -197,7 +197,7 @@ NEEDED_BY_MARKS = [
     ("rule", "story", "kinds", "faults", "failure"),
     [needing(*needed) for needed in NEEDED_BY_MARKS],
 )
-def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
+def test_without_any_one_of_the_rules_of_marks_a_guarantee_is_broken(
     rule: Rule, story: Story, kinds: tuple[Fault, ...], faults: int, failure: str
 ) -> None:
     model = Model(story._replace(kinds=kinds), faults, without=frozenset({rule}))
@@ -209,7 +209,7 @@ def test_without_one_of_the_rules_of_marks_a_promise_is_broken(
     assert failure in found.failure, str(found)
 
 
-def test_a_walk_that_notices_no_change_of_redis_finds_a_wrong_mark() -> None:
+def test_a_walk_that_does_not_check_redis_finds_a_wrong_mark() -> None:
     blind = frozenset({Rule.TOKEN, Rule.CONNECTION, Rule.POSITIONS})
 
     found = Search(Model(MARKED_CANCEL._replace(kinds=(BACK,)), 1, blind), positions=False).run()
@@ -219,7 +219,7 @@ def test_a_walk_that_notices_no_change_of_redis_finds_a_wrong_mark() -> None:
     assert "not pending" in found.failure
 
 
-def test_behind_a_fence_no_receipt_comes_between_an_owner_and_its_barrier() -> None:
+def test_after_fencing_no_receipt_is_written_before_the_barrier() -> None:
     model = Model(CANCELLED, faults=1, without=frozenset({Rule.BETWEEN}))
 
     found = Search(model, positions=True).run()

@@ -3,8 +3,8 @@
 `python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md, where the rows of other bugs stay;
 `--without-chaos` plays no faults.
 
-The tests that the page names for a bug are run first. When none of them fails, or one does not exist any more, all of those
-without servers are run, and then the bug's own.
+The tests that the page names for a bug are run first. If none of them fails, or one no longer exists, all tests
+without servers are run, and then the tests of the bug.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ the tests that it names.
 
 
 class Found(NamedTuple):
-    """The tests that failed with a bug in place; none of them: it was not found.
+    """The tests that failed with the bug; if there are none, it was not found.
 
     `played` is the last fault it was played against, and how many schedules of it failed.
     """
@@ -73,13 +73,13 @@ class Found(NamedTuple):
 
 
 def sound(bugs: Iterable[Bug]) -> Bug:
-    """No bug at all, for all tests that are to find one of these."""
+    """No bug, for all tests that should find one of these."""
     tests = {test for bug in bugs for test in bug.tests}
     return Bug("no bug", "the product as it is", (), (), tuple(sorted(tests)))
 
 
 def read(page: str) -> dict[str, Found]:
-    """What the page says of each bug, by its name."""
+    """The result of each bug on the page, by its name."""
     bugs = {bug.name: bug for bug in BUGS}
     rows = [row for row in ROW.findall(page) if row[0] in bugs]
     return {name: Found(bugs[name], tuple(TEST.findall(by)), played) for name, by, played in rows}
@@ -97,7 +97,7 @@ def copy(folder: Path) -> None:
 
 
 def apply(change: Change, path: Path) -> None:
-    """Raises ValueError when the text is not there once."""
+    """Raises ValueError if the text does not occur exactly once."""
     text = path.read_text()
     if (count := text.count(change.old)) != 1:
         raise ValueError(f"{change.file} has this {count} times, not once: {change.old!r}")
@@ -122,7 +122,7 @@ def look_for(bug: Bug, before: Found, *, is_played: bool) -> Found:
 
 
 def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Which of these fail; none when one of them does not exist, as pytest runs no others then either."""
+    """Which of these fail; none if one of them does not exist, because pytest then runs no others."""
     if not tests:
         return ()
     command = [
@@ -134,7 +134,7 @@ def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
 
 
 def play_all(bug: Bug, folder: Path) -> str:
-    """Play its faults one after the other, until one shows it; what the last one showed."""
+    """Play its faults one after the other, until one shows it; returns the result of the last one."""
     played = "-"
     for fault in bug.faults:
         broken, schedules = play(fault, folder)
@@ -145,7 +145,7 @@ def play_all(bug: Bug, folder: Path) -> str:
 
 
 def play(fault: str, folder: Path) -> tuple[int, int]:
-    """How many schedules of this fault break a promise, of how many."""
+    """How many of how many schedules of this fault violate a guarantee."""
     command = [
         sys.executable, "-m", "tests.chaos", "--fault", fault, "--share", MOST_SCHEDULES,
     ]  # fmt: skip
@@ -165,7 +165,7 @@ def run(
         typer.Option("--without-chaos", help="Play no faults; the page keeps what they showed."),
     ] = False,
 ) -> None:
-    """Exit code 1 when some bug is not found."""
+    """Exit code 1 if some bug is not found."""
     console = Console()
     unknown = set(names or ()) - {bug.name for bug in BUGS}
     if unknown:
@@ -195,7 +195,7 @@ def run(
 
 
 def written(found: Mapping[str, Found]) -> str:
-    """The page, in the order of the bugs; without those that nobody has looked for yet."""
+    """The page, in the order of the bugs; without bugs that were never searched."""
     return ABOUT + "".join(_row(found[bug.name]) for bug in BUGS if bug.name in found)
 
 

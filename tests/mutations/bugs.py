@@ -1,6 +1,6 @@
-"""Bugs that somebody might write one day, each as a change of the product's text.
+"""Bugs that somebody might write, each as a change of the product's text.
 
-Every one of them once cost a system like this messages, or doubled some.
+Each of them has lost or duplicated messages of a system like this one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """In a file of the package, text that is there once, and what stands there instead."""
+    """In a file of the package, a text that occurs once, and its replacement."""
 
     file: str
     old: str
@@ -17,9 +17,9 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are asked when those without servers of their own have found nothing; () where those are to find it.
+    """`tests` are run if those without servers find nothing; () if those must find it.
 
-    `faults` are those of the chaos suite, one after the other, that may show it as well.
+    `faults` of the chaos suite are played one after the other, and may also show it.
     """
 
     name: str
@@ -793,7 +793,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/pipeline/test_source.py",),
+        ("tests/pipeline/test_kafka_source.py",),
     ),
     Bug(
         "one-range-fails-its-task",
@@ -832,7 +832,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/unit/test_intake.py", "tests/service/test_binding.py"),
+        ("tests/unit/test_intake.py", "tests/service/test_rebind.py"),
     ),
     Bug(
         "refused-records-kept",
@@ -1121,7 +1121,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/unit/test_targets.py",),
+        ("tests/unit/test_target_topics.py",),
     ),
     Bug(
         "one-batch-for-a-strict-topic",
@@ -1212,7 +1212,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_letterbox.py",),
+        ("tests/service/test_dead_letter_topic.py",),
     ),
     Bug(
         "errors-explained-at-any-size",
@@ -1318,7 +1318,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "turn-held-while-streaming",
@@ -1331,7 +1331,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "schedules-read-ahead",
@@ -1344,7 +1344,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/service/test_door.py",),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "pages-without-a-bound",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def packages() -> set[str]:
-    """The distributions that are installed with blackbox when no extra is asked for."""
+    """The distributions that are installed with blackbox without an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: set[str] = set()
     waiting = plain(project["dependencies"])

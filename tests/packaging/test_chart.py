@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs" / "deploying.md").read_text()
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 NO_VALUES = {"api_token", "api_read_token", "instance_id"}
-"""Secrets, and what every pod has of its own."""
+"""Secrets, and settings that differ for every pod."""
 SETTINGS: dict[str, dict[str, Any]] = {
     name: rules
     for name, rules in Settings.model_json_schema()["properties"].items()
@@ -55,7 +55,7 @@ UNAUTHENTICATED = ["--set-string", r"sparkProperties.spark\.authenticate=false"]
 OPEN = ["--set", "networkPolicy.enabled=false"]
 PEERS = ["--set", "networkPolicy.executors[0].ipBlock.cidr=10.0.0.0/8"]
 
-# Where a pod cannot use the default of a laptop.
+# Settings for which a pod cannot use the default of a laptop.
 OTHER_DEFAULTS = {
     "kafka_bootstrap_servers": "",
     "kafka_config": "",
@@ -70,7 +70,7 @@ OTHER_DEFAULTS = {
     "spark_config": "",
     "ledger": "",
 }
-# What the schema says beside or instead of the settings' own rule.
+# Rules of the schema in addition to the settings' own rule, or instead of it.
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "kafka_bootstrap_servers": {"minLength": None},
     "redis_url": {"pattern": "^((rediss?([+](sentinel|cluster))?|unix)://.*)?$"},
@@ -166,13 +166,13 @@ def test_the_schema_has_the_rules_of_the_setting(name: str) -> None:
     }
 
 
-def test_the_schema_knows_no_other_settings_and_demands_each() -> None:
+def test_the_schema_requires_every_setting_and_allows_no_other() -> None:
     config = SCHEMA["properties"]["config"]
     assert set(config["properties"]) == set(config["required"]) == set(map(camel, SETTINGS))
     assert config["additionalProperties"] is SCHEMA["additionalProperties"] is False
 
 
-def test_an_age_of_renewal_may_be_left_empty_in_the_chart() -> None:
+def test_renew_after_may_be_empty_in_the_chart() -> None:
     [rule, none] = SETTINGS["renew_after_s"]["anyOf"]
     assert none == {"type": "null"}
     written = SCHEMA["properties"]["config"]["properties"]["renewAfterS"]
@@ -245,7 +245,7 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("engine", [[], PROCESS])
-def test_a_pod_without_a_token_of_its_operator_gets_one(
+def test_a_pod_without_a_configured_token_gets_a_generated_one(
     helm: Helm, engine: list[str | Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (render(helm, "--values", REQUIRED, *engine) for _ in range(2))
@@ -270,7 +270,7 @@ def access(settings: Settings) -> Access:
 
 
 class ClusterWithSecret(BaseHTTPRequestHandler):
-    """What helm asks of a cluster that has the chart's Secret."""
+    """The requests of helm to a cluster that has the chart's Secret."""
 
     ANSWERS: ClassVar = {
         "/api/v1": {
@@ -324,7 +324,7 @@ def test_an_upgrade_keeps_the_token_that_was_made_before(helm: Helm) -> None:
     assert b64decode(documents["Secret api"]["data"]["api-token"]) == b"made before"
 
 
-def test_the_callers_rules_come_from_a_config_map_and_follow_it(helm: Helm) -> None:
+def test_the_callers_rules_are_mounted_from_a_config_map(helm: Helm) -> None:
     documents = render(helm, "--values", EVERY_OPTION)
     pod = pod_of(documents)
     [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "callers"]
@@ -346,7 +346,7 @@ def test_the_pod_has_no_rights_it_does_not_need(helm: Helm, engine: list[str | P
     assert container["securityContext"] == CONTAINER_SECURITY
 
 
-def test_a_driver_on_kubernetes_may_make_and_remove_pods_of_its_namespace_and_nothing_else(
+def test_a_driver_on_kubernetes_may_only_manage_pods_of_its_namespace(
     helm: Helm,
 ) -> None:
     documents = render(helm, "--values", ON_KUBERNETES, "--namespace", "reminders")
@@ -368,7 +368,7 @@ def test_a_driver_on_kubernetes_may_make_and_remove_pods_of_its_namespace_and_no
     assert pod["containers"][0]["securityContext"] == CONTAINER_SECURITY
 
 
-def test_spark_is_spared_what_it_would_need_more_rights_for(helm: Helm) -> None:
+def test_spark_settings_avoid_further_permissions(helm: Helm) -> None:
     settings = spark_of(render(helm, "--values", ON_KUBERNETES))
     assert settings["spark.kubernetes.executor.disableConfigMap"] == "true"
     assert settings["spark.kubernetes.driver.service.deleteOnTermination"] == "false"
@@ -395,7 +395,7 @@ def test_executors_reach_the_driver_by_the_name_and_ports_of_a_headless_service(
 
 
 @pytest.mark.parametrize("cluster", [["--values", ON_KUBERNETES], STANDALONE])
-def test_the_name_of_the_driver_leads_to_one_pod_also_before_it_is_ready(
+def test_the_driver_service_resolves_to_one_pod_even_before_it_is_ready(
     helm: Helm, cluster: list[str | Path]
 ) -> None:
     documents = render(helm, *cluster)
@@ -408,7 +408,7 @@ def test_the_name_of_the_driver_leads_to_one_pod_also_before_it_is_ready(
 
 
 @pytest.mark.parametrize("engine", [[], PROCESS, [*PROCESS, *STANDALONE]])
-def test_a_pod_without_executors_elsewhere_has_no_driver_to_be_found(
+def test_without_remote_executors_there_is_no_driver_service(
     helm: Helm, engine: list[str | Path]
 ) -> None:
     documents = render(helm, "--values", REQUIRED, *engine)
@@ -431,7 +431,7 @@ def test_executors_are_of_the_same_image_and_end_with_their_driver(helm: Helm) -
     assert {"name": variable[1], "valueFrom": field} in container["env"]
 
 
-def test_what_the_driver_tells_its_executors_is_encrypted(helm: Helm) -> None:
+def test_traffic_between_driver_and_executors_is_encrypted(helm: Helm) -> None:
     settings = spark_of(render(helm, "--values", ON_KUBERNETES))
     assert settings["spark.authenticate"] == "true"
     assert settings["spark.network.crypto.enabled"] == "true"
@@ -468,15 +468,13 @@ def test_spark_can_write_to_tmp_and_nowhere_else(helm: Helm, values: Path) -> No
     assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
 
 
-def test_the_process_engine_writes_nowhere(helm: Helm) -> None:
+def test_the_process_engine_needs_no_volume(helm: Helm) -> None:
     pod = pod_of(render(helm, "--values", REQUIRED, *PROCESS))
     assert "volumes" not in pod
     assert "volumeMounts" not in pod["containers"][0]
 
 
-def test_settings_of_spark_come_as_a_file_that_the_settings_read(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_spark_properties_are_mounted_as_a_readable_file(helm: Helm, tmp_path: Path) -> None:
     documents = render(helm, "--values", EVERY_OPTION)
     pod = pod_of(documents)
     [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "spark-config"]
@@ -495,7 +493,7 @@ def test_settings_of_spark_come_as_a_file_that_the_settings_read(
     }
 
 
-def test_the_operators_settings_of_spark_win(helm: Helm) -> None:
+def test_spark_properties_of_the_operator_take_precedence(helm: Helm) -> None:
     changed = ["--set", r"sparkProperties.spark\.executor\.cores=7"]
     settings = spark_of(render(helm, "--values", ON_KUBERNETES, *changed))
     assert settings["spark.executor.cores"] == "7"
@@ -507,7 +505,7 @@ def tcp(*ports: int) -> list[dict[str, Any]]:
 
 
 def ingress_of(documents: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the policy of the pods lets in."""
+    """The traffic that the policy of the pods admits."""
     spec = documents["NetworkPolicy"]["spec"]
     assert spec["podSelector"] == documents["Deployment"]["spec"]["selector"]
     assert spec["policyTypes"] == ["Ingress"]
@@ -516,7 +514,7 @@ def ingress_of(documents: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def executors_labels(documents: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """The label of Spark's own, and those that it is asked for."""
+    """Spark's own label, and those that the chart adds."""
     prefix = "spark.kubernetes.executor.label."
     settings = spark_of(documents).items()
     asked = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}
@@ -524,9 +522,7 @@ def executors_labels(documents: Mapping[str, dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("engine", [[], PROCESS, [*PROCESS, *STANDALONE]])
-def test_everybody_reaches_the_http_port_of_a_pod_and_no_other(
-    helm: Helm, engine: list[str | Path]
-) -> None:
+def test_only_the_http_port_of_a_pod_is_reachable(helm: Helm, engine: list[str | Path]) -> None:
     documents = render(helm, "--values", REQUIRED, *engine)
     assert ingress_of(documents) == [{"ports": tcp(8000)}]
     assert "NetworkPolicy executors" not in documents
@@ -542,21 +538,21 @@ def test_everybody_reaches_the_http_port_of_a_pod_and_no_other(
         ("localhost:9001", [8000]),
     ],
 )
-def test_a_second_port_is_open_as_the_first_if_it_can_be_reached_at_all(
+def test_the_metrics_port_is_reachable_unless_it_is_on_loopback(
     helm: Helm, address: str, ports: list[int]
 ) -> None:
     documents = render(helm, "--values", REQUIRED, "--set", f"config.metricsAddr={address}")
     assert ingress_of(documents) == [{"ports": tcp(*ports)}]
 
 
-def test_http_can_be_for_some_peers_alone(helm: Helm) -> None:
+def test_http_can_be_limited_to_some_peers(helm: Helm) -> None:
     peers = yaml.safe_load(EVERY_OPTION.read_text())["networkPolicy"]["http"]
     documents = render(helm, "--values", EVERY_OPTION)
     assert ingress_of(documents) == [{"ports": tcp(9000, 9001), "from": peers}]
 
 
 @pytest.mark.parametrize("cluster", [["--values", ON_KUBERNETES], STANDALONE])
-def test_the_ports_of_the_driver_are_for_executors_alone(
+def test_only_executors_reach_the_ports_of_the_driver(
     helm: Helm, cluster: list[str | Path]
 ) -> None:
     documents = render(helm, *cluster)
@@ -567,7 +563,7 @@ def test_the_ports_of_the_driver_are_for_executors_alone(
     assert driver["from"]
 
 
-def test_executors_are_told_by_labels_that_those_of_another_release_lack(helm: Helm) -> None:
+def test_executors_are_selected_by_labels_of_their_release(helm: Helm) -> None:
     documents = render(helm, "--values", ON_KUBERNETES)
     labels = executors_labels(documents)
     assert labels == {
@@ -581,7 +577,7 @@ def test_executors_are_told_by_labels_that_those_of_another_release_lack(helm: H
     assert not wanted.items() <= labels.items()
 
 
-def test_executors_hear_their_driver_and_each_other_alone(helm: Helm) -> None:
+def test_executors_accept_only_their_driver_and_each_other(helm: Helm) -> None:
     documents = render(helm, "--values", ON_KUBERNETES)
     spec = documents["NetworkPolicy executors"]["spec"]
     executors = {"matchLabels": executors_labels(documents)}
@@ -591,7 +587,7 @@ def test_executors_hear_their_driver_and_each_other_alone(helm: Helm) -> None:
     assert spec["ingress"] == [{"from": [{"podSelector": driver}, {"podSelector": executors}]}]
 
 
-def test_executors_without_settings_of_the_chart_are_told_by_the_label_of_spark(helm: Helm) -> None:
+def test_executors_with_their_own_spark_config_are_selected_by_the_spark_label(helm: Helm) -> None:
     own_file = ["--set", "config.sparkMaster=k8s://x,config.sparkConfig=/x"]
     documents = render(helm, "--values", REQUIRED, *own_file)
     _, driver = ingress_of(documents)
@@ -607,12 +603,14 @@ def test_executors_without_settings_of_the_chart_are_told_by_the_label_of_spark(
         [*UNDECIDED, *PEERS, *AUTHENTICATED],
     ],
 )
-def test_an_operator_says_where_executors_are(helm: Helm, arguments: list[str | Path]) -> None:
+def test_the_operator_can_set_the_peers_of_the_driver(
+    helm: Helm, arguments: list[str | Path]
+) -> None:
     _, driver = ingress_of(render(helm, *arguments))
     assert driver["from"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
 
 
-def test_a_driver_with_a_secret_is_open_to_executors_that_may_be_anywhere(helm: Helm) -> None:
+def test_a_driver_with_authentication_accepts_executors_anywhere(helm: Helm) -> None:
     _, driver = ingress_of(render(helm, *UNDECIDED, *AUTHENTICATED))
     assert driver == {"ports": tcp(7078, 7079)}
 
@@ -629,7 +627,7 @@ def test_network_policies_can_be_left_to_the_operator(helm: Helm, values: Path) 
     assert not [kind for kind in documents if kind.startswith("NetworkPolicy")]
 
 
-def test_memory_is_asked_for_as_the_engine_needs_it(helm: Helm) -> None:
+def test_the_memory_request_depends_on_the_engine(helm: Helm) -> None:
     def memory(*arguments: str) -> str:
         [container] = pod_of(render(helm, "--values", REQUIRED, *arguments))["containers"]
         return str(container["resources"]["requests"]["memory"])
@@ -724,7 +722,7 @@ def out_of_range() -> list[tuple[str, object]]:
         ("kafka_bootstrap_servers", ""),
     ],
 )
-def test_what_the_settings_refuse_the_chart_refuses(helm: Helm, name: str, value: object) -> None:
+def test_the_chart_refuses_what_the_settings_refuse(helm: Helm, name: str, value: object) -> None:
     good = {"kafka_bootstrap_servers": "kafka:9092", "redis_url": "redis://redis:6379/0"}
     with pytest.raises(SettingsError, match=f"BLACKBOX_{name.upper()}"):
         load(**{**good, name: value})
@@ -815,7 +813,7 @@ def test_every_helm_command_of_the_page_runs(helm: Helm) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_init_container_of_the_page_is_valid_and_checks_as_the_command_does() -> None:
+def test_the_init_container_of_the_page_is_valid_and_matches_the_command() -> None:
     [command] = re.findall(r"```yaml\n(command:.*?)```", PAGE, re.DOTALL)
     [snippet] = re.findall(r"```yaml\n(initContainers:.*?)```", PAGE, re.DOTALL)
     [checking] = yaml.safe_load(snippet)["initContainers"]

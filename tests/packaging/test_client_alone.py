@@ -1,4 +1,4 @@
-"""`pip install .` is for callers: the client, and nothing that only the server needs."""
+"""`pip install .` is for callers: it installs the client, and nothing that only the server needs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def only(name: str, stage: list[Instruction]) -> str:
 
 
 def spark_home() -> Path:
-    """Where the image says that Spark is."""
+    """The folder of Spark in the image."""
     [home] = [each.text for each in stages()[-1] if each.text.startswith("SPARK_HOME=")]
     return Path(home.partition("=")[2])
 
@@ -62,7 +62,7 @@ def health_command() -> list[str]:
     return command
 
 
-def test_both_stages_stand_on_the_same_pinned_slim_python() -> None:
+def test_both_stages_use_the_same_pinned_slim_python() -> None:
     bases = {only("FROM", stage).split()[0] for stage in stages()}
     [base] = bases
     assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+", base)
@@ -92,7 +92,7 @@ def test_the_image_runs_blackbox_through_the_entrypoint_that_it_holds() -> None:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs the entrypoint with programs that only say how they were called; answers that."""
+    """Runs the entrypoint with programs that only print their arguments; returns these."""
     for name in ("blackbox", "java"):
         (tmp_path / name).write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
@@ -151,7 +151,9 @@ def test_the_entrypoint_is_an_executor_when_spark_asks_for_one(
     assert options["--hostname"] == EXECUTOR["SPARK_EXECUTOR_POD_IP"]
 
 
-def test_an_executor_is_called_as_this_spark_wants_it(started: Callable[..., list[str]]) -> None:
+def test_an_executor_gets_the_options_of_this_spark_version(
+    started: Callable[..., list[str]],
+) -> None:
     _, *command = started("executor", **EXECUTOR)
     main, options = command[6], set(command[7::2])
     jars = Path(sys.prefix).glob("lib/*/site-packages/pyspark/jars")
@@ -167,7 +169,7 @@ def test_an_executor_is_called_as_this_spark_wants_it(started: Callable[..., lis
     assert taken - options == {"--bind-address", "--resourcesFile", "--worker-url"}
 
 
-def test_an_executor_that_was_told_too_little_ends(started: Callable[..., list[str]]) -> None:
+def test_an_executor_without_required_variables_exits(started: Callable[..., list[str]]) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         started("executor", SPARK_HOME="/spark", SPARK_EXECUTOR_MEMORY="1g")
 
@@ -179,7 +181,7 @@ def test_the_user_has_a_name_as_hadoop_demands() -> None:
     assert f"groupadd --gid {group} " in only("RUN", final)
 
 
-def test_the_image_has_a_java_that_spark_runs_on_and_starts_where_it_may_write() -> None:
+def test_the_image_has_a_suitable_java_and_a_writable_working_directory() -> None:
     final = stages()[-1]
     java = re.search(r"--no-install-recommends openjdk-(\d+)-jre-headless ", only("RUN", final))
     assert java is not None
@@ -187,7 +189,7 @@ def test_the_image_has_a_java_that_spark_runs_on_and_starts_where_it_may_write()
     assert only("WORKDIR", final) == "/tmp"
 
 
-def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
+def test_the_build_context_contains_only_what_is_copied() -> None:
     lines = (ROOT / ".dockerignore").read_text().split()
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -195,7 +197,7 @@ def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
 
 
 def copied() -> set[str]:
-    """What the first stage is built of."""
+    """The sources of the first stage."""
     texts = [each.text for each in stages()[0] if each.name == "COPY"]
     return {source for text in texts for source in text.split()[:-1]}
 
@@ -233,7 +235,7 @@ def test_a_live_service_is_healthy() -> None:
         assert is_healthy(port)
 
 
-def test_a_service_that_is_stuck_or_gone_is_unhealthy() -> None:
+def test_a_stuck_or_stopped_service_is_unhealthy() -> None:
     with livez(503) as port:
         assert not is_healthy(port)
     assert not is_healthy(port)
@@ -296,7 +298,7 @@ def test_compose_runs_kafka_without_zookeeper_and_creates_no_topic_by_accident()
 def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = COMPOSE["blackbox"]["environment"]
     for name, value in environment.items():
-        if value is not None:  # that of the shell
+        if value is not None:  # the variable of the shell
             monkeypatch.setenv(name, value)
     settings = load()
     listeners = COMPOSE["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
@@ -306,7 +308,7 @@ def test_compose_configures_blackbox_by_its_variables(monkeypatch: pytest.Monkey
     assert COMPOSE["blackbox"]["ports"][0].endswith(f":{settings.http_port}")
 
 
-def test_compose_runs_blackbox_on_spark_with_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_runs_blackbox_on_spark_with_enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in COMPOSE["blackbox"]["environment"].items():
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -316,9 +318,7 @@ def test_compose_runs_blackbox_on_spark_with_room_for_it(monkeypatch: pytest.Mon
     assert COMPOSE["blackbox"]["mem_limit"] == "3g"
 
 
-def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_to_tmp_only() -> (
-    None
-):
+def test_compose_starts_blackbox_after_its_servers_with_a_read_only_file_system() -> None:
     blackbox = COMPOSE["blackbox"]
     for name in ("kafka", "redis"):
         assert blackbox["depends_on"][name] == {"condition": "service_healthy"}
@@ -331,7 +331,7 @@ def test_compose_starts_blackbox_when_its_servers_are_healthy_and_lets_it_write_
 
 
 @pytest.mark.parametrize("given", [None, "", "of-the-shell-0123"])
-def test_compose_gives_blackbox_a_token_that_its_user_alone_can_read(
+def test_compose_gives_blackbox_a_token_that_only_its_user_can_read(
     tmp_path: Path, given: str | None
 ) -> None:
     shell, option, script = COMPOSE["blackbox"]["entrypoint"]
@@ -361,7 +361,7 @@ def scripts() -> dict[str, str]:
 
 @pytest.fixture
 def programs(redis_7: str, tmp_path: Path) -> Path:
-    """A folder for PATH with the real checker and, as `redis-server`, a script that says its arguments."""
+    """A folder for PATH with the real checker and, as `redis-server`, a script that prints its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "redis-check-aof").symlink_to(redis_7)

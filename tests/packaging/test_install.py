@@ -1,4 +1,4 @@
-"""How blackbox is installed: from a checkout. The package of its name on PyPI is a stranger's."""
+"""How blackbox is installed: from a checkout. The package of that name on PyPI is unrelated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDERS = ("blackbox", "bench", "deploy", "docs", "helm")
 STRANGERS = re.compile(rb"\bblackbox\[|pip install (-\S+ )*['\"]?blackbox\b")
 
 
-def test_no_text_says_to_install_a_strangers_package() -> None:
+def test_no_text_installs_the_unrelated_package_from_pypi() -> None:
     inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     texts = [path for path in (*ROOT.glob("*"), *inside) if path.is_file()]
     assert {"README.md", "audit.md", "batch.py"} <= {path.name for path in texts}
@@ -18,6 +18,6 @@ def test_no_text_says_to_install_a_strangers_package() -> None:
 
 
 def without_own_extras(path: Path) -> bytes:
-    """In pyproject.toml the name is the project's own, whatever there is on PyPI."""
+    """In pyproject.toml the name refers to the project itself, not to PyPI."""
     text = path.read_bytes()
     return text.replace(b'"blackbox[server]"', b"") if path.name == "pyproject.toml" else text

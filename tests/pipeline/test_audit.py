@@ -1,4 +1,4 @@
-"""The audit: each request has one fate, each planted fault is found, and nothing else is."""
+"""The audit: each request has one status, and exactly the planted faults are found."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def now_ms() -> int:
 
 
 class Books:
-    """Journals, index and targets of one shard, written by hand as its owner writes them."""
+    """Journals, index and targets of one shard, written by the test as its owner writes them."""
 
     def __init__(self, world: World, settings: Settings, partition: int) -> None:
         self.world = world
@@ -81,7 +81,7 @@ class Books:
         self.client.close()
 
     def ask(self, in_s: float = 3600, caller: str = "tests", **more: object) -> int:
-        """A request, in the journal only; its offset."""
+        """Write a request to the journal only; returns its offset."""
         asked = {"topic": self.target, "message": "hello", "countdown": in_s} | more
         return self.write(json.dumps(asked), [("CALLER_SERVICE", caller)])
 
@@ -91,8 +91,8 @@ class Books:
     def cancel(self, caller_id: str) -> int:
         return self.write(json.dumps({"id": caller_id, "cancel": True}))
 
-    def take_in(self) -> None:
-        """What intake does with all that is in the journal."""
+    def run_intake(self) -> None:
+        """Store everything in the journal, as intake does."""
         intake = Intake(self._format, self.index, None)
         for batch in self._journal.requests(
             self.index.positions.requests, self._journal.request_bounds().end
@@ -100,7 +100,7 @@ class Books:
             intake.apply(batch, now_ms())
 
     def send(self, offset: int) -> tuple[str, int, int]:
-        """The message of a request, in its target; where."""
+        """Write the message of a request to its target; returns its place."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
         [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
@@ -109,7 +109,7 @@ class Books:
         return self.target, *self._write(message.topic, -1, message.value, message.headers)
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
-        """What dispatch does with requests that are due; where they went."""
+        """Deliver due requests, as dispatch does; returns the places."""
         delivered: Places = {}
         for offset in offsets:
             topic, partition, there = self.send(offset)
@@ -118,27 +118,27 @@ class Books:
         return delivered
 
     def deliver_now(self) -> None:
-        """A request from beginning to end."""
+        """A request from the journal to its delivery."""
         offset = self.ask(0)
-        self.take_in()
+        self.run_intake()
         self.deliver(offset)
 
     def settle(self, receipt: Receipt) -> None:
-        """A receipt in its journal, and applied to the index."""
-        position = self.tell(receipt) + 1
+        """Write a receipt to its journal, and apply it to the index."""
+        position = self.write_receipt(receipt) + 1
         removed = list(receipt.removals())
         known = self.index.caller_ids(removed)
         self.index.settle({offset: known.get(offset) for offset in removed}, position)
 
-    def tell(self, receipt: Receipt) -> int:
-        """A receipt, in its journal only; its offset."""
+    def write_receipt(self, receipt: Receipt) -> int:
+        """Write a receipt to its journal only; returns its offset."""
         journal = receipts_topic(self.shard.topic)
         return self._write(journal, self.shard.partition, encode(receipt), [], key=str(self.shard))[
             1
         ]
 
-    def tell_of_the_future(self) -> None:
-        """A receipt of a later version."""
+    def write_receipt_of_a_later_version(self) -> None:
+        """Write a receipt of a later version."""
         journal, receipt = receipts_topic(self.shard.topic), b'{"v":2,"at_ms":5}'
         self._write(journal, self.shard.partition, receipt, [], key=str(self.shard))
 
@@ -153,7 +153,7 @@ class Books:
         self.client.set(self.keys.message(member(offset)), b"left")
 
     def cut(self, *, requests: int = 0, receipts: int = 0) -> None:
-        """What retention does: what is below these offsets is gone."""
+        """Remove all records below these offsets, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
         topic, partition = self.shard
         below = {topic: requests, receipts_topic(topic): receipts}
@@ -188,7 +188,7 @@ Fault = Callable[[Books], set[tuple[str, int]]]
 
 
 class Shelf:
-    """A request topic with a shard for each book, all of them clean."""
+    """A request topic with a shard for each of the books, all of them clean."""
 
     def __init__(self, world: World, spark: SparkSession, shards: int) -> None:
         topic = f"{world.name}.asked"
@@ -231,7 +231,7 @@ def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> 
 def type_audit(
     shelf: Shelf, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Result]:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     monkeypatch.setattr(import_module("blackbox.cli.audit"), "spark", lambda *_: nullcontext(spark))
     none: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("BLACKBOX_"))
     environment = none | shelf.environment | {"COLUMNS": "100"}
@@ -257,43 +257,43 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     books.ask(0, expires_after=1)  # 6, expired
     books.write("no request")  # 7, invalid
     books.ask(0, id="b")  # 8, delivered before it is replaced
-    books.take_in()
+    books.run_intake()
     books.deliver(1, 8)
     books.settle(Receipt(now_ms(), dead=[2], expired=[6], invalid=[7]))
     books.ask(id="b")  # 9, pending
     books.write("no request either")  # 10, pending: its dead letter is still to be written
     books.ask()  # 11, cancelled by its id
-    for cancelled in (11, 1, 10, 11):  # 12 to 15; what is delivered, or invalid, is not
+    for cancelled in (11, 1, 10, 11):  # 12 to 15; delivered and invalid requests are not cancelled
         books.write("", [("blackbox-cancel", request_id(books.shard, cancelled).encode())])
-    books.take_in()
+    books.run_intake()
     for ended in (1, 11):  # 16, 17: too late, so that 9 stays; the dead letter of 17 is written
         again = {"topic": books.target, "message": "moved", "countdown": 0, "id": "b"}
         headers = [("blackbox-replaces", request_id(books.shard, ended).encode())]
         books.write(json.dumps(again), headers)
-    books.take_in()
+    books.run_intake()
     books.settle(Receipt(now_ms(), invalid=[17]))
-    # A void outcome leaves a request pending, and may be followed by a true one.
+    # A void outcome leaves a request pending, and a valid one may follow.
     torn.ask(0)
     torn.ask(0)
-    torn.take_in()
-    torn.tell(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
-    torn.index.settle({}, torn.tell(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
+    torn.run_intake()
+    torn.write_receipt(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
+    torn.index.settle({}, torn.write_receipt(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
     torn.deliver(1)
-    # Where a log lost its end, receipts speak of the requests that were there before.
+    # If a log lost its end, receipts name the requests that were there before.
     torn.ask(0)
     lost = Receipt(now_ms(), delivered={f"{torn.target}/0": [(2, 902)]}, cut=[2])
-    torn.take_in()
-    torn.index.settle({}, torn.tell(lost) + 1)
+    torn.run_intake()
+    torn.index.settle({}, torn.write_receipt(lost) + 1)
     torn.deliver(2)
-    # Of what the journals do not keep nothing can be said: an outcome, an entry, a removal.
+    # What the journals no longer contain cannot be checked: an outcome, an entry, a removal.
     for _ in range(4):
         cut.ask(0)
-    cut.take_in()
+    cut.run_intake()
     cut.deliver(0)
     cut.cut(requests=3)
     for _ in range(2):
         untold.ask(0)
-    untold.take_in()
+    untold.run_intake()
     untold.deliver(0)
     untold.cut(receipts=1)
 
@@ -319,22 +319,22 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
 
 def lost(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(caller="<b>shop</b>", id="gone")
-    books.take_in()
+    books.run_intake()
     books.forget(offset)
     return {("lost", offset)}
 
 
 def twice_in_its_target(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     books.send(offset)
     return {("duplicated", offset)}
 
 
-def told_twice(books: Books) -> set[tuple[str, int]]:
+def two_outcomes(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     books.settle(Receipt(now_ms(), dead=[offset]))
     return {("duplicated", offset)}
@@ -342,14 +342,14 @@ def told_twice(books: Books) -> set[tuple[str, int]]:
 
 def early(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(3600)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset)
     return {("early", offset)}
 
 
 def late(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.deliver(offset, at_ms=now_ms() + 90_000)
     return {("late", offset)}
 
@@ -357,7 +357,7 @@ def late(books: Books) -> set[tuple[str, int]]:
 def overdue(books: Books) -> set[tuple[str, int]]:
     asked = {"topic": books.target, "message": "hello", "countdown": 0}
     offset = books.write(json.dumps(asked), at_ms=now_ms() - 90_000)
-    books.take_in()
+    books.run_intake()
     return {("late", offset)}
 
 
@@ -365,7 +365,7 @@ def entries_of_ended_requests(books: Books) -> set[tuple[str, int]]:
     delivered, replaced, cancelled = books.ask(0), books.ask(id="a"), books.ask(id="b")
     books.ask(id="a")
     books.cancel("b")
-    books.take_in()
+    books.run_intake()
     books.deliver(delivered)
     for offset in (delivered, replaced, cancelled):
         books.leave(offset)
@@ -384,29 +384,29 @@ def payload_without_entry(books: Books) -> set[tuple[str, int]]:
 
 def entry_without_payload(books: Books) -> set[tuple[str, int]]:
     offset = books.ask()
-    books.take_in()
+    books.run_intake()
     books.client.delete(books.keys.message(member(offset)))
     return {("no-payload", offset)}
 
 
 def receipts_of_no_request(books: Books) -> set[tuple[str, int]]:
     cancel = books.cancel("b")
-    books.take_in()
+    books.run_intake()
     books.settle(Receipt(now_ms(), dead=[cancel, 900]))
     return {("no-request", cancel), ("no-request", 900)}
 
 
-def told_to_be_elsewhere(books: Books) -> set[tuple[str, int]]:
+def outcome_at_a_wrong_place(books: Books) -> set[tuple[str, int]]:
     fine, misplaced = books.ask(0), books.ask(0)
-    books.take_in()
+    books.run_intake()
     [(taken, [(_, there)])] = books.deliver(fine).items()
     books.settle(Receipt(now_ms(), delivered={taken: [(misplaced, there)]}))
     return {("not-there", misplaced)}
 
 
-def in_its_target_untold(books: Books) -> set[tuple[str, int]]:
+def in_its_target_without_outcome(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
-    books.take_in()
+    books.run_intake()
     books.send(offset)
     return {("unaccounted", offset)}
 
@@ -419,7 +419,7 @@ def positions_ahead(books: Books) -> set[tuple[str, int]]:
 
 def positions_behind(books: Books) -> set[tuple[str, int]]:
     unread = books.ask()
-    untold = books.tell(Receipt(now_ms(), dead=[0]))
+    untold = books.write_receipt(Receipt(now_ms(), dead=[0]))
     return {("positions-behind", unread), ("positions-behind", untold)}
 
 
@@ -429,11 +429,11 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 
 
 FAULTS: list[Fault] = [
-    lost, twice_in_its_target, told_twice, early, late, overdue, entries_of_ended_requests,
+    lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    told_to_be_elsewhere, in_its_target_untold, positions_ahead, positions_behind, empty_redis,
+    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind, empty_redis,
 ]  # fmt: skip
-"""Each puts one thing wrong into books that are right, and says what an audit should find."""
+"""Each plants one fault in correct books, and returns what an audit should find."""
 
 
 @pytest.mark.parametrize("shelf", [len(FAULTS)], indirect=True)
@@ -459,34 +459,41 @@ def test_each_planted_fault_is_found_and_nothing_else(
         "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
         "orphan-payload": 1, "unaccounted": 1,
     }  # fmt: skip
-    [gone] = said(verdict, lost)
+    [gone] = exceptions_of(verdict, lost)
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
     assert "&lt;b&gt;shop" in page(verdict)
     assert "<b>shop" not in page(verdict)
-    assert "targets contain it 2 times" in said(verdict, twice_in_its_target)[0].detail
+    assert "targets contain it 2 times" in exceptions_of(verdict, twice_in_its_target)[0].detail
     assert re.fullmatch(
-        r"2 outcomes; first delivered at \S+/\d@\d, last dead", said(verdict, told_twice)[0].detail
+        r"2 outcomes; first delivered at \S+/\d@\d, last dead",
+        exceptions_of(verdict, two_outcomes)[0].detail,
     )
-    assert re.fullmatch(r"delivered 9\d{4} ms after it was due", said(verdict, late)[0].detail)
-    assert re.fullmatch(r"still pending \d+ ms after it was due", said(verdict, overdue)[0].detail)
-    assert [one.detail for one in said(verdict, entries_of_ended_requests)] == [
+    assert re.fullmatch(
+        r"delivered 9\d{4} ms after it was due", exceptions_of(verdict, late)[0].detail
+    )
+    assert re.fullmatch(
+        r"still pending \d+ ms after it was due", exceptions_of(verdict, overdue)[0].detail
+    )
+    assert [one.detail for one in exceptions_of(verdict, entries_of_ended_requests)] == [
         "in the index, but delivered", "in the index, but replaced by 5",
         "in the index, but cancelled by 6",
     ]  # fmt: skip
     assert {
-        one.detail for name in (positions_ahead, positions_behind) for one in said(verdict, name)
+        one.detail
+        for name in (positions_ahead, positions_behind)
+        for one in exceptions_of(verdict, name)
     } == {
         "the position requests is 4, but the journal ends at 2",
         "the position receipts is 7, but the journal ends at 1",
         "the position requests stays 2, although 1 records wait",
         "the position receipts stays 1, although 1 outcomes wait",
     }
-    assert {one.detail for one in said(verdict, empty_redis)} == {
+    assert {one.detail for one in exceptions_of(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
     }  # fmt: skip
 
 
-def said(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
+def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     partition = FAULTS.index(fault)
     return sorted(
         (one for one in verdict.exceptions if one.partition == partition),
@@ -495,7 +502,7 @@ def said(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
 
 
 @pytest.mark.proof
-def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
+def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
@@ -504,7 +511,7 @@ def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
     books.deliver_now()
     books.deliver_now()
     gone, _ = books.ask(), books.ask(id="a")  # 2, 3
-    books.take_in()
+    books.run_intake()
     extend(shelf.spark, shelf.settings, access, path)
     books.cut(requests=4, receipts=2)
     books.forget(gone)
@@ -514,7 +521,7 @@ def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
     assert answer.exit_code == 1
     assert answer.stdout.startswith("4 requests: 2 pending, 2 delivered\n1 exceptions: 1 lost")
 
-    # What neither of them has may have ended what was asked under a caller id before.
+    # A record that neither of them has may have ended an earlier request with a caller id.
     books.cancel("a")  # 4
     books.ask()  # 5
     books.deliver_now()  # 6
@@ -533,11 +540,11 @@ def test_with_a_ledger_an_audit_reaches_beyond_what_kafka_keeps(
 
 
 @pytest.mark.proof
-def test_what_cannot_be_audited_is_said_in_one_line(
+def test_an_audit_that_cannot_run_reports_the_cause_in_one_line(
     shelf: Shelf, tmp_path: Path, type_audit: Callable[..., Result]
 ) -> None:
     [books] = shelf.books
-    books.tell_of_the_future()
+    books.write_receipt_of_a_later_version()
 
     def problem(*typed: str) -> str:
         answer = type_audit(*typed)
@@ -616,7 +623,7 @@ def test_both_tiers_are_clean_at_every_moment_and_a_lost_cold_request_is_found(
 
 
 @pytest.mark.at_length
-def test_a_cancel_by_the_first_id_is_clean_before_and_after_its_request_is_written_again(
+def test_a_cancel_by_the_first_id_is_clean_before_and_after_renewal(
     world: World, spark: SparkSession
 ) -> None:
     year = Year(world)

@@ -31,7 +31,7 @@ def test_executors_have_no_blackbox_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
-def test_a_worker_is_killed_under_load_and_the_pipeline_goes_on_without_loss(
+def test_a_killed_worker_under_load_loses_and_duplicates_nothing(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
     killed = cluster.add_worker()

@@ -1,4 +1,4 @@
-"""What a lingering task of dispatch does; a test is its driver, so that no Spark is needed."""
+"""A long-running dispatch task; the test is its driver, so that no Spark is needed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Told = dict[str, Any]
 
 
 class Task(threading.Thread):
-    """A window as it passes, as Spark would run it."""
+    """A running window, as Spark would run it."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ class Task(threading.Thread):
     def report(self, within_s: float = ANSWER_S) -> Told:
         """What the task returns when it has ended."""
         self.join(within_s)
-        assert not self.is_alive(), "the task lingers on"
+        assert not self.is_alive(), "the task is still running"
         assert self.failure is None, self.failure
         [[row]] = [answer.to_pylist() for answer in self.answers]
         report: Told = pickle.loads(row["report"])
@@ -75,7 +75,7 @@ class Task(threading.Thread):
 
 
 class Driver:
-    """Repeats a lease, as a driver does, and hears the reports; ends every task it started."""
+    """Repeats a lease, as a driver does, and receives the reports; ends every task it started."""
 
     def __init__(self, world: World, **more: object) -> None:
         self.world = world
@@ -133,31 +133,31 @@ class Driver:
         """Name these shards in every lease from now on."""
         self.lease = {"0": [99, []], str(GROUP): [number, [list(shard) for shard in shards]]}
 
-    def heard(self) -> Told | None:
+    def next_report(self) -> Told | None:
         """The next report that has arrived."""
         note = self.reports.next(0.05)
         return note[1] if note is not None else None
 
     def wait_open(self, *shards: Shard) -> Told:
-        """Until a report says that just these are open."""
+        """Wait for a report that exactly these shards are open."""
         wanted = [list(shard) for shard in shards]
 
         def is_open() -> Told | None:
-            report = self.heard()
+            report = self.next_report()
             return report if report is not None and report["open"] == wanted else None
 
         return until(f"{wanted} are open", is_open, ANSWER_S)
 
     def receipts(self, shard: Shard) -> int:
-        """Where the shard's receipts end."""
+        """The end offset of the shard's receipts."""
         journal = ShardJournal(shard, self.access)
         try:
             return journal.receipt_bounds().end
         finally:
             journal.close()
 
-    def take_in(self, shard: Shard, *in_s: float) -> list[int]:
-        """Requests that are in Kafka and then in the index, as intake would do it; their due times."""
+    def run_intake(self, shard: Shard, *in_s: float) -> list[int]:
+        """Write requests to Kafka and then to the index, as intake would; returns their due times."""
         index = ShardIndex(shard, pool(self.world.redis.url), grace_s=3600)
         try:
             kept = index.load()
@@ -180,7 +180,7 @@ class Driver:
             index.close()
 
     def _write(self, value: bytes, partition: int) -> int:
-        """When Kafka got it."""
+        """Its timestamp in Kafka."""
         written: list[int] = []
 
         def acknowledged(error: KafkaError | None, message: Message) -> None:
@@ -192,7 +192,7 @@ class Driver:
         return written[0]
 
     def received(self) -> list[Message]:
-        """What was delivered since this driver began."""
+        """The messages delivered since this driver started."""
         return self.world.received(self.world.targets[0])[self._before :]
 
     def wait_received(self, count: int, timeout_s: float = ANSWER_S) -> list[Message]:
@@ -211,21 +211,21 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a Python worker sets up once stays out of the process of the tests; reports come often."""
+    """Keep the setup of a Python worker out of the test process; make reports frequent."""
     monkeypatch.setattr(logs, "to_stderr", lambda: None)
     monkeypatch.setattr(interpreter, "tune", lambda: None)
     monkeypatch.setattr(module, "REPORT_S", 0.1)
 
 
 def prepare(world: World) -> None:
-    """What a driver does before it starts Spark."""
+    """The preparations of a driver before it starts Spark."""
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
     OwnTopics(access, [world.requests], world.dead_letters).ensure()
 
 
 @pytest.fixture(scope="module")
 def shared(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One world for all tests here: making topics takes longer than most of them."""
+    """One world for all tests here: creating topics takes longer than most of them."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("world")) as world:
         prepare(world)
         yield world
@@ -238,7 +238,7 @@ def driver(shared: World) -> Iterator[Driver]:
     driver.close()
 
 
-def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver: Driver) -> None:
+def test_a_task_opens_its_shards_delivers_and_returns_its_metrics(driver: Driver) -> None:
     mine = driver.shards[:2]
     driver.grant(*mine)
     task = driver.start(*mine)
@@ -249,7 +249,7 @@ def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver
     assert 0 <= opened["at_ms"] - opened["opened_ms"] < 2000
 
     for shard in mine:
-        driver.take_in(shard, 0, 0)
+        driver.run_intake(shard, 0, 0)
         driver.bus.send("soon", [*shard, 0])
     bodies = sorted(message.value() or b"" for message in driver.wait_received(4))
     assert [body[:2] for body in bodies] == [b"0-", b"0-", b"1-", b"1-"]
@@ -269,16 +269,16 @@ def test_a_task_opens_its_shards_and_delivers_and_returns_what_it_counted(driver
     assert value("blackbox_shard_open", {"shard": str(mine[0])}) is None
 
 
-def test_reports_show_how_the_shards_stand(driver: Driver) -> None:
+def test_reports_contain_the_metrics_of_the_shards(driver: Driver) -> None:
     shard = driver.shards[3]
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    driver.take_in(shard, 3600, 3600, 3600)
+    driver.run_intake(shard, 3600, 3600, 3600)
     driver.bus.send("soon", [*shard, 0])
 
     def pending() -> bool:
-        report = driver.heard()
+        report = driver.next_report()
         gauges = Report(*report["metrics"]).gauges if report is not None else ()
         return ["pending", [str(shard)], 3] in list(map(list, gauges))
 
@@ -290,9 +290,9 @@ def test_a_message_that_intake_announces_does_not_wait_for_the_poll(driver: Driv
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    [due_ms] = driver.take_in(shard, 0.4)
+    [due_ms] = driver.run_intake(shard, 0.4)
     driver.bus.send("soon", [*shard, due_ms])
-    driver.bus.send("soon", [*driver.shards[2], due_ms])  # which is another task's
+    driver.bus.send("soon", [*driver.shards[2], due_ms])  # a shard of another task
 
     [message] = driver.wait_received(1, timeout_s=5)
     assert 0 <= message.timestamp()[1] - due_ms < 3000
@@ -305,16 +305,16 @@ def polling(shared: World) -> Iterator[Driver]:
     driver.close()
 
 
-def test_what_nobody_announces_is_found_by_the_poll(polling: Driver) -> None:
+def test_a_request_that_is_not_announced_is_found_by_the_poll(polling: Driver) -> None:
     shard = polling.shards[0]
     polling.grant(shard)
     polling.start(shard)
     polling.wait_open(shard)
-    polling.take_in(shard, 0)
+    polling.run_intake(shard, 0)
     polling.wait_received(1)
 
 
-def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
+def test_the_index_is_polled_once_per_poll_interval(
     polling: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "NOTES_AWAITED_S", 60.0)
@@ -322,9 +322,9 @@ def test_the_index_is_looked_at_as_often_as_the_poll_interval_says(
     monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(time.monotonic()))
     polling.grant()
     polling.start()
-    until("twenty looks", lambda: len(looks) >= 20, ANSWER_S)
+    until("twenty polls", lambda: len(looks) >= 20, ANSWER_S)
     shortest_s = min(later - earlier for earlier, later in pairwise(looks))
-    assert shortest_s > 0.045, "a look that was late a little is followed by one that is not"
+    assert shortest_s > 0.045, "a slightly late poll is followed by a punctual one"
 
 
 def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
@@ -342,21 +342,21 @@ def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
     driver.grant()
     report = driver.wait_open()
     assert report["owned"] == []
-    driver.take_in(two, 0)
+    driver.run_intake(two, 0)
     driver.grant(two)
     driver.wait_received(1)
 
 
-def test_a_shard_that_was_given_up_is_left_alone(driver: Driver) -> None:
+def test_a_released_shard_is_not_dispatched(driver: Driver) -> None:
     shard = driver.shards[0]
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
     driver.grant()
     driver.wait_open()
-    driver.take_in(shard, 0)
+    driver.run_intake(shard, 0)
     driver.bus.send("soon", [*shard, 0])
-    until("another report", driver.heard, ANSWER_S)
+    until("another report", driver.next_report, ANSWER_S)
     assert driver.received() == []
 
     driver.grant(shard)
@@ -368,7 +368,7 @@ def test_a_shard_that_was_given_up_is_left_alone(driver: Driver) -> None:
     [{str(GROUP): [6, []]}, {"0": [9, []]}, {}],
     ids=["a later window", "other groups only", "nothing"],
 )
-def test_a_task_that_was_given_up_for_lost_ends_at_once(
+def test_a_task_that_the_lease_no_longer_names_ends_at_once(
     driver: Driver, lease: dict[str, Any]
 ) -> None:
     shard = driver.shards[0]
@@ -381,7 +381,7 @@ def test_a_task_that_was_given_up_for_lost_ends_at_once(
     assert time.monotonic() - began < 5
 
 
-def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
+def test_a_lease_of_another_window_or_application_changes_nothing(
     driver: Driver,
 ) -> None:
     shard = driver.shards[0]
@@ -391,12 +391,12 @@ def test_a_lease_of_an_earlier_window_or_another_application_changes_nothing(
     driver.bus.send(lease_of("another"), {})
     driver.bus.send(lease_of(driver.run + "0"), {})
     for _ in range(5):
-        report = until("a report", driver.heard, ANSWER_S)
+        report = until("a report", driver.next_report, ANSWER_S)
         assert report["open"] == report["owned"] == [list(shard)]
     assert task.is_alive()
 
 
-def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_low_water_marks(
+def test_a_window_shorter_than_the_trim_interval_writes_all_its_marks(
     world: World,
 ) -> None:
     prepare(world)
@@ -407,7 +407,7 @@ def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_lo
         driver.start(*shards, length_s=20.0)
         driver.wait_open(*shards)
         for shard in shards:
-            driver.take_in(shard, 0.0)
+            driver.run_intake(shard, 0.0)
             driver.bus.send("soon", [*shard, 0])
         driver.wait_received(2)
 
@@ -416,7 +416,7 @@ def test_a_window_that_is_shorter_than_the_interval_of_trimming_finds_all_its_lo
                 found = list(journal.receipts(*journal.receipt_bounds()))
                 return any(receipt.mark is not None for _, receipt in found)
 
-        # The walks are 10 s apart: a shard that opened after the first one is found by the second.
+        # The walks are 10 s apart: a shard that opened after the first walk is included in the second.
         until("each shard has a mark", lambda: all(map(marked, shards)), 18.0, every_s=0.2)
 
 
@@ -431,7 +431,7 @@ def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:
     assert report["at_ms"] >= report["opened_ms"]
 
 
-def test_a_task_whose_driver_is_gone_ends(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_ends_without_its_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ABANDONED_S", 0.5)
     shard = driver.shards[0]
     driver.grant(shard)
@@ -441,7 +441,7 @@ def test_a_task_whose_driver_is_gone_ends(driver: Driver, monkeypatch: pytest.Mo
     task.report()
 
 
-def test_a_task_that_never_hears_of_its_driver_ends(
+def test_a_task_that_never_receives_a_lease_ends(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ABANDONED_S", 0.3)
@@ -456,7 +456,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
     receipts = driver.receipts(shard)
     driver.start(shard)
     for _ in range(2):
-        report = until("a report", driver.heard, ANSWER_S)
+        report = until("a report", driver.next_report, ANSWER_S)
         assert (report["owned"], report["open"], report["opened_ms"]) == ([list(shard)], [], None)
     assert driver.receipts(shard) == receipts
 
@@ -465,7 +465,7 @@ def test_no_shard_is_opened_without_a_fresh_lease(
     driver.wait_open(shard)
 
 
-def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
+def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_VALID_S", 0.5)
@@ -473,15 +473,15 @@ def test_a_shard_in_doubt_stays_closed_until_the_driver_confirms_it(
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
-    driver.lease = None  # as if the driver were gone, and the shard another one's
+    driver.lease = None  # as if the driver were gone, and the shard had another owner
 
     writer = ShardWriter(shard, driver.access, exactly_once=True)
     writer.open()
-    driver.take_in(shard, 0.6)  # due when the last lease is old
+    driver.run_intake(shard, 0.6)  # due when the last lease is outdated
     driver.bus.send("soon", [*shard, 0])
     driver.wait_open()
     writer.begin()
-    writer.commit(Receipt(at_ms=1, barrier=True))  # this owner is not fenced in its turn
+    writer.commit(Receipt(at_ms=1, barrier=True))  # this owner is not fenced
     assert driver.received() == []
     writer.close()
 
@@ -503,16 +503,16 @@ def test_a_task_outlives_an_outage_of_redis(fragile: Driver, own_redis: Embedded
     fragile.grant(shard)
     task = fragile.start(shard)
     fragile.wait_open(shard)
-    fragile.take_in(shard, 0.8)
+    fragile.run_intake(shard, 0.8)
     own_redis.kill()
-    assert fragile.heard() is None
+    assert fragile.next_report() is None
     own_redis.start()
     fragile.wait_received(1)
     fragile.wait_open(shard)
     assert task.is_alive()
 
 
-def test_a_task_that_redis_never_answers_ends_with_its_window(
+def test_a_task_without_redis_ends_with_its_window(
     fragile: Driver, own_redis: EmbeddedRedis
 ) -> None:
     own_redis.kill()
@@ -539,7 +539,7 @@ def test_a_task_leaves_no_connection_behind(fragile: Driver, own_redis: Embedded
         until("its connections are gone", lambda: connections() == before, ANSWER_S)
 
 
-def test_what_a_task_is_told_shows_no_secret() -> None:
+def test_the_description_of_a_window_shows_no_secret() -> None:
     settings = load(kafka_bootstrap_servers="k:1", redis_url="redis://:hunter2@r:1/0")
     window = Window("run", settings, kafka(settings), 0, 1, frozenset(), 1.0)
     assert "hunter2" not in repr(window)

@@ -1,4 +1,4 @@
-"""What can go wrong on Spark only, and what only Spark has to take care of."""
+"""Faults and tasks that exist only with Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKER_KILLS = int(os.environ.get("BLACKBOX_TEST_WORKER_KILLS", "4"))
 
 @pytest.mark.proof
 @pytest.mark.fault
-def test_python_workers_killed_under_load_lose_and_double_nothing(world: World) -> None:
+def test_python_workers_killed_under_load_lose_and_duplicate_nothing(world: World) -> None:
     service = world.start_service().wait_ready()
     dice = random.Random(5)
     killed = 0
@@ -55,7 +55,7 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
         future.result()
 
     until("every new shard is open", lambda: service.metric("blackbox_shard_open") == 7)
-    until("and is being read", lambda: service.get("/readyz")[0] == 200)
+    until("every new shard is read", lambda: service.get("/readyz")[0] == 200)
     for partition in range(7):
         world.ask(50, within_s=1, partition=partition)
 
@@ -67,33 +67,33 @@ def test_partitions_added_while_it_runs_are_read_and_get_receipts(world: World) 
 
 
 @pytest.mark.at_length
-def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world: World) -> None:
+def test_a_recreated_request_topic_does_not_stop_the_others(world: World) -> None:
     other = f"{world.name}.other"
     create(world, other)
     topics = f"{world.requests}:countdown,{other}:countdown"
     service = world.start_service(request_topics=topics).wait_ready()
     ask_in_a_day(world, other, 20)
     read = f"{other}-0", f"{other}-1"
-    until("they are taken in", lambda: all(pending(service, shard) == 10 for shard in read))
+    until("they are stored", lambda: all(pending(service, shard) == 10 for shard in read))
 
     delete(world, other)
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    # Intake names it, unless the group has taken the shard away before.
+    # Intake names it, unless the group has revoked the shard before.
     named = re.compile(rf"{other}-0 cannot be read|topic not available: {other}")
     until("it is named", lambda: named.search(service.log.read_text()))
 
     create(world, other)
-    ask_in_a_day(world, other, 60)  # beyond what was known of the former topic
-    until("its index fits no more", lambda: set(why_unready(service)) == set(read))
+    ask_in_a_day(world, other, 60)  # beyond the known offsets of the former topic
+    until("its index no longer fits", lambda: set(why_unready(service)) == set(read))
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
     until("its shards are unread", lambda: service.metric("blackbox_shard_unread") == 2)
     assert service.metric("blackbox_shard_open") == world.partitions
 
-    until("it is left behind", lambda: f"{other}-0 cannot take the" in service.log.read_text())
+    until("it is not stored", lambda: f"{other}-0 cannot take the" in service.log.read_text())
     assert "intake failed" not in service.log.read_text()
 
     assert service.stop() == 0
@@ -101,7 +101,7 @@ def test_a_request_topic_that_is_deleted_and_created_again_stops_no_other(world:
     world.ask(1000, within_s=3)
     verdict = world.wait_delivered()
     assert verdict.is_exact, verdict
-    until("it is left behind", lambda: f"{other}-0 cannot take the" in service.log.read_text())
+    until("it is not stored", lambda: f"{other}-0 cannot take the" in service.log.read_text())
     assert set(why_unready(service)) == set(read)
     assert "intake failed" not in service.log.read_text()
 
@@ -144,7 +144,7 @@ def why_unready(service: ServiceProcess) -> dict[str, str]:
 
 
 @pytest.mark.proof
-def test_windows_pass_their_shards_on_without_losing_time_or_doubling(
+def test_windows_hand_their_shards_over_quickly_and_without_duplicates(
     world: World, tmp_path: Path
 ) -> None:
     settings = tmp_path / "spark.properties"
@@ -180,7 +180,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.proof
-def test_a_spark_that_ends_ends_the_service_with_an_error(world: World) -> None:
+def test_the_service_ends_with_an_error_if_spark_ends(world: World) -> None:
     service = world.start_service().wait_ready()
     jvm = next(filter(is_java, service.family()))
     jvm.kill()
@@ -202,7 +202,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("half", ["intake", "dispatch"] if AT_LENGTH else ["intake"])
-def test_a_half_alone_is_not_enough_and_both_halves_together_are(world: World, half: str) -> None:
+def test_intake_and_dispatch_can_run_as_separate_services(world: World, half: str) -> None:
     other = "dispatch" if half == "intake" else "intake"
     world.start_service(only=half)
     world.ask(100, within_s=0)

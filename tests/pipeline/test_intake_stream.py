@@ -1,4 +1,4 @@
-"""The stream of intake as a whole, on Spark: what holds up one shard holds up no other, and it is made up for."""
+"""The complete intake stream, on Spark: a delayed shard does not delay the others, and catches up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
 
 class Read:
-    """Four shards that a stream reads, and no dispatch beside it."""
+    """Four shards that a stream reads, without dispatch."""
 
     def __init__(self, world: World, spark: SparkSession) -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Read:
         )  # fmt: skip
 
     def begin(self, *shards: Shard) -> None:
-        """What dispatch does when it opens a shard."""
+        """Open a shard, as dispatch does."""
         connections = pool(self.world.redis.url)
         for shard in shards:
             with closing(ShardIndex(shard, connections, grace_s=3600)) as index:
@@ -69,7 +69,7 @@ class Read:
             self.client.delete(key)
 
     def ask(self, count: int) -> None:
-        """So many of each shard."""
+        """Write so many requests to each shard."""
         asked = {"topic": self.world.targets[0], "message": "m", "countdown": 3600}
         for shard in self.shards * count:
             self.world.send_raw(json.dumps(asked), partition=shard.partition)
@@ -106,7 +106,7 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("at_once", "count"), [(4000, 5), (2, 5), (4000, 4100)])
-def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
+def test_a_shard_catches_up_without_delaying_the_others(
     read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
 ) -> None:
     monkeypatch.setattr(intake_stream, "CAUGHT_UP_RECORDS", at_once)
@@ -119,7 +119,7 @@ def test_what_one_shard_missed_is_made_up_for_and_the_others_do_not_wait(
     until("it is named", lambda: "the index is empty" in read.stream.why_not_read().get(lost, ""))
     assert read.stream.reading() == set(others)
     read.begin(lost)
-    until("it is made up for", lambda: read.pending(lost) == count, 60)
+    until("the shard has caught up", lambda: read.pending(lost) == count, 60)
     until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
 
 
@@ -156,7 +156,7 @@ def apart(proxy: Proxy, stack: EmbeddedStack, tmp_path: Path) -> Iterator[World]
 
 @pytest.mark.proof
 @pytest.mark.alone
-def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_they_do_not(
+def test_a_partition_with_hanging_fetches_delays_one_batch_only(
     apart: World, proxy: Proxy, spark: SparkSession
 ) -> None:
     with reading(apart, spark) as read:
@@ -168,22 +168,22 @@ def test_a_partition_whose_fetches_hang_holds_up_a_batch_once_and_is_read_once_t
             "it is named", lambda: "nothing read" in read.stream.why_not_read().get(hanging, ""), 30
         )
         until("the others are read", lambda: read.stream.reading() == set(others), 60)
-        until("they are taken in", partial(read.have, others, 5), 30)
-        for count in range(6, 16):  # while it is tried again and again
+        until("they are stored", partial(read.have, others, 5), 30)
+        for count in range(6, 16):  # while it is retried
             began = time.monotonic()
             read.ask(1)
-            until("they are", partial(read.have, others, count))
+            until("they are stored", partial(read.have, others, count))
             assert time.monotonic() - began < 4
         shown = generate_latest(read.metrics.registry).decode()
         assert f'blackbox_shard_unread{{shard="{hanging}"}} 1.0' in shown
 
         proxy.mend()
-        until("it is made up for", lambda: read.pending(hanging) == 15, 90)
+        until("the shard has caught up", lambda: read.pending(hanging) == 15, 90)
         until("all are read again", lambda: read.stream.reading() == set(read.shards), 60)
 
 
 @pytest.mark.proof
-def test_many_partitions_that_are_silent_together_take_little_longer_than_one(
+def test_many_silent_partitions_delay_a_read_hardly_longer_than_one(
     apart: World, proxy: Proxy
 ) -> None:
     topic = f"{apart.name}.far"

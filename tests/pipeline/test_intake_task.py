@@ -1,4 +1,4 @@
-"""What a task of intake does with the ranges that were planned for it; no Spark needed."""
+"""An intake task and its planned ranges; no Spark needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def at(shard: Shard, start: int, end: int) -> Range:
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a Python worker sets up once stays out of the process of the tests."""
+    """Keep the setup of a Python worker out of the test process."""
     monkeypatch.setattr(logs, "to_stderr", lambda: None)
     monkeypatch.setattr(interpreter, "tune", lambda: None)
     yield
@@ -109,7 +109,7 @@ class Place:
         self.inspector.close()
 
     def begin(self, *shards: Shard, requests: int = 0) -> None:
-        """What dispatch does when it opens a shard."""
+        """Open a shard, as dispatch does."""
         connections = pool(self.world.redis.url)
         for shard in shards:
             index = ShardIndex(shard, connections, grace_s=3600)
@@ -118,7 +118,7 @@ class Place:
         connections.disconnect()
 
     def run(self, *parts: Range | Sequence[Range]) -> dict[Shard, Stored]:
-        """One task, to which each part comes as one Arrow batch; what it says of each shard."""
+        """Run one task that gets each part as one Arrow batch; returns its result for each shard."""
         listed = [[part] if isinstance(part, Range) else part for part in parts]
         rows = [
             pa.RecordBatch.from_pylist([one._asdict() for one in part], schema=ROWS)
@@ -139,7 +139,7 @@ class Place:
         self._write(self._producer, shard or self.shard, *values, **more)
 
     def commit(self, *values: str, shard: Shard | None = None) -> None:
-        """Write in a transaction of their own: a marker follows them."""
+        """Write in one transaction: a marker follows the records."""
         producer = self._in_transaction(shard or self.shard, *values)
         producer.commit_transaction(30)
         self._wait_for_marker(shard or self.shard)
@@ -150,7 +150,7 @@ class Place:
         self._wait_for_marker(shard or self.shard)
 
     def cut(self, offset: int, shard: Shard) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.servers})
         deleted = admin.delete_records([TopicPartition(shard.topic, shard.partition, offset)])
         for future in deleted.values():
@@ -184,7 +184,7 @@ class Place:
             raw.restore(key, 0, value, replace=True)
 
     def _wait_for_marker(self, shard: Shard) -> None:
-        """The broker writes it after it has answered; what is written next has to come behind it."""
+        """The broker writes the marker after its answer; the next record must come after it."""
         end = TopicPartition(shard.topic, shard.partition)
         until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
@@ -224,7 +224,7 @@ def place(world: World) -> Iterator[Place]:
 
 @pytest.fixture
 def fragile(fragile_world: World) -> Iterator[Place]:
-    """A place whose Redis is its own."""
+    """A place with its own Redis."""
     place = Place(fragile_world)
     yield place
     place.close()
@@ -235,7 +235,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda records: monkeypatch.setattr(ranges, "CHUNK_RECORDS", records)
 
 
-def test_what_a_range_holds_is_in_the_index_and_counted(place: Place) -> None:
+def test_the_records_of_a_range_are_stored_and_counted(place: Place) -> None:
     place.begin(place.shard)
     place.abort(place.request("never"))  # offset 0; marker 1
     place.commit(
@@ -251,14 +251,14 @@ def test_what_a_range_holds_is_in_the_index_and_counted(place: Place) -> None:
     stored = done[place.shard]
     assert replace(stored.taken, first_due_ms=None) == Taken(2, 2, 1, 1, None)
     assert stored.taken.first_due_ms is not None
-    assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # what is invalid is due at once
+    assert abs(stored.taken.first_due_ms - now_ms()) < 60_000  # invalid records are due at once
     assert (stored.position, stored.problem, stored.is_full) == (11, None, False)
     assert place.positions() == Positions(11, 0)
     assert place.pending() == 4
     assert place.bodies(5, 9, 7) == [b"third", b"last", b"no request"]
 
 
-def test_a_record_whose_header_name_is_no_text_becomes_a_dead_letter_and_stops_nothing(
+def test_a_record_with_a_bad_header_name_becomes_a_dead_letter(
     place: Place,
 ) -> None:
     place.begin(place.shard)
@@ -276,7 +276,7 @@ def test_a_record_whose_header_name_is_no_text_becomes_a_dead_letter_and_stops_n
     assert [place.entry(offset).caller for offset in (0, 2)] == ["one", "two"]
 
 
-def test_keys_values_and_headers_are_kept_as_they_are(place: Place) -> None:
+def test_keys_values_and_headers_are_stored_unchanged(place: Place) -> None:
     place.begin(place.shard)
     pairs = [("a", b"1"), ("a", b"\xff"), ("b", None), ("ü", b"")]
     place.write(None, b"")
@@ -293,11 +293,11 @@ def test_keys_values_and_headers_are_kept_as_they_are(place: Place) -> None:
 
 
 def as_bytes(headers: HeaderValues) -> list[tuple[str, bytes | None]]:
-    """What is text is stored as text."""
+    """Text is stored as text."""
     return [(name, v.encode() if isinstance(v, str) else v) for name, v in headers]
 
 
-def test_the_position_reaches_the_end_of_a_range_whatever_it_ends_with(place: Place) -> None:
+def test_the_position_reaches_the_end_of_any_range(place: Place) -> None:
     place.begin(place.shard)
     place.commit(place.request(), place.request())  # offsets 0, 1; marker 2
     place.abort(place.request(), place.request())  # 3, 4; marker 5
@@ -340,7 +340,7 @@ def test_a_range_that_overlaps_what_is_stored_adds_only_the_rest(place: Place) -
     assert (place.pending(), place.positions()) == (6, Positions(6, 0))
 
 
-def test_however_a_journal_is_cut_into_ranges_the_index_is_the_same(
+def test_a_journal_gives_the_same_index_in_ranges_of_any_size(
     place: Place, small_chunks: Callable[[int], None]
 ) -> None:
     place.commit(*(place.request(f"m{n}", id=f"i{n % 2}") for n in range(4)))  # 0 to 3; marker 4
@@ -409,12 +409,12 @@ def test_the_ranges_of_a_shard_are_counted_together(place: Place) -> None:
     assert done == {place.shard: Stored(place.shard, Taken(2, 1, 0, 0, first_ms), 3)}
 
 
-def test_a_task_without_ranges_says_nothing(place: Place) -> None:
+def test_a_task_without_ranges_reports_nothing(place: Place) -> None:
     assert place.run() == {}
     assert place.run([]) == {}
 
 
-def test_an_empty_range_says_how_far_its_shard_is_and_changes_nothing(place: Place) -> None:
+def test_an_empty_range_reports_the_position_and_changes_nothing(place: Place) -> None:
     place.begin(place.shard, requests=7)
     before = place.held()
     done = place.run(at(place.shard, 7, 7), at(place.shards[1], 0, 0))
@@ -431,7 +431,7 @@ def empty(shard: Shard) -> str:
     return f"{shard}: the index is empty; dispatch rebuilds it"
 
 
-def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -> None:
+def test_a_gap_left_by_a_rolled_back_redis_is_read_from_kafka(place: Place) -> None:
     place.begin(place.shard)
     place.write(*(place.request(f"m{number}") for number in range(30)))
     place.run(at(place.shard, 0, 10))
@@ -451,7 +451,7 @@ def test_a_gap_left_by_a_redis_that_went_back_is_read_from_kafka(place: Place) -
     assert place.held().keys() > expected
 
 
-def test_a_batch_does_not_make_up_for_much_while_all_others_wait(
+def test_a_batch_catches_up_on_a_limited_number_of_records(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_MISSING", 9)
@@ -469,7 +469,9 @@ def test_a_batch_does_not_make_up_for_much_while_all_others_wait(
 
 
 @pytest.mark.parametrize("end", [8, 9])
-def test_a_range_beyond_the_position_heals_whatever_lies_between(place: Place, end: int) -> None:
+def test_a_range_beyond_the_position_also_reads_the_records_before_it(
+    place: Place, end: int
+) -> None:
     place.begin(place.shard)
     place.commit(place.request("a"))  # offset 0; marker 1
     place.abort(place.request("never"))  # 2; marker 3
@@ -487,7 +489,7 @@ def test_a_range_beyond_the_position_heals_whatever_lies_between(place: Place, e
     assert place.run(at(place.shard, 0, end))[place.shard] == Stored(place.shard, NOTHING, end)
 
 
-def test_an_index_that_is_empty_is_a_problem_that_dispatch_ends(place: Place) -> None:
+def test_an_empty_index_is_reported_until_dispatch_has_opened_it(place: Place) -> None:
     for shard in place.shards[:2]:
         place.write(place.request(), shard=shard)
     asked = [at(shard, 0, 1) for shard in place.shards[:2]]
@@ -502,7 +504,7 @@ def test_an_index_that_is_empty_is_a_problem_that_dispatch_ends(place: Place) ->
     assert [place.pending(shard) for shard in place.shards[:2]] == [1, 1]
 
 
-def test_one_shard_with_a_problem_keeps_no_other_from_its_requests(place: Place) -> None:
+def test_a_shard_with_a_problem_does_not_stop_the_others(place: Place) -> None:
     lost, fine = place.shards[:2]
     place.begin(fine)
     for shard in (lost, fine):
@@ -512,7 +514,7 @@ def test_one_shard_with_a_problem_keeps_no_other_from_its_requests(place: Place)
     assert (done[fine].problem, place.pending(fine)) == (None, 1)
 
 
-def test_later_chunks_of_a_shard_with_a_problem_are_left_alone(
+def test_later_chunks_of_a_shard_with_a_problem_are_not_stored(
     place: Place, small_chunks: Callable[[int], None]
 ) -> None:
     small_chunks(2)
@@ -524,7 +526,7 @@ def test_later_chunks_of_a_shard_with_a_problem_are_left_alone(
     assert place.held() == {}
 
 
-def test_a_redis_that_is_away_is_a_problem_and_the_next_range_brings_what_is_missing(
+def test_the_next_range_reads_what_an_unavailable_redis_did_not_store(
     fragile: Place, own_redis: EmbeddedRedis
 ) -> None:
     fragile.begin(fragile.shard)
@@ -546,7 +548,7 @@ def test_a_redis_that_is_away_is_a_problem_and_the_next_range_brings_what_is_mis
     assert fragile.pending() == 9
 
 
-def test_a_connection_that_ended_while_it_was_kept_is_no_problem(
+def test_a_connection_closed_between_tasks_is_replaced(
     fragile: Place, own_redis: EmbeddedRedis
 ) -> None:
     fragile.begin(fragile.shard)
@@ -561,7 +563,7 @@ def test_a_connection_that_ended_while_it_was_kept_is_no_problem(
     assert fragile.positions() == Positions(3, 0)
 
 
-def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
+def test_a_task_reports_a_full_redis_and_stores_nothing(fragile: Place) -> None:
     fragile.begin(fragile.shard)
     fragile.write(*(fragile.request() for _ in range(6)))
     first, second, both = (at(fragile.shard, *ends) for ends in ((0, 3), (3, 6), (0, 6)))
@@ -580,7 +582,7 @@ def test_a_full_redis_stores_nothing_and_says_so(fragile: Place) -> None:
     assert fragile.positions() == Positions(6, 0)
 
 
-def test_a_range_that_retention_cut_is_left_behind_and_not_the_others_of_its_task(
+def test_a_range_removed_by_retention_does_not_stop_the_others_of_its_task(
     place: Place,
 ) -> None:
     fine, cut, later = place.shards[:3]
@@ -600,22 +602,20 @@ def test_a_range_that_retention_cut_is_left_behind_and_not_the_others_of_its_tas
     done = place.run(at(fine, 3, 4), at(cut, 2, 4))
     assert (done[fine].problem, done[fine].taken.accepted) == (None, 1)
     assert done[cut].is_behind
-    assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never jumps over what is gone
+    assert f"{cut.topic}/1" in (done[cut].problem or "")  # it never skips removed records
     assert place.positions(cut) == Positions(0, 0)
 
 
 @pytest.fixture
 def soon(place: Place) -> Iterator[Listener]:
-    """What dispatch hears."""
+    """The notes that dispatch receives."""
     listener = Listener(place.world.redis.url, place.world.name, ("soon",))
     assert listener.next(0.1) is None
     yield listener
     listener.close()
 
 
-def test_a_message_due_before_dispatch_looks_again_is_announced(
-    place: Place, soon: Listener
-) -> None:
+def test_a_message_due_before_the_next_poll_is_announced(place: Place, soon: Listener) -> None:
     place.begin(*place.shards)
     place.write(place.request(), place.request(in_s=0.5), shard=place.shards[0])
     place.write(place.request(in_s=30), shard=place.shards[1])
@@ -631,7 +631,7 @@ def test_a_message_due_before_dispatch_looks_again_is_announced(
     ]
 
 
-def test_what_a_task_read_again_from_kafka_is_announced_too(place: Place, soon: Listener) -> None:
+def test_requests_that_a_task_read_to_catch_up_are_announced(place: Place, soon: Listener) -> None:
     place.begin(place.shard)
     place.write(place.request(in_s=0), place.request())
     place.run(at(place.shard, 1, 2))
@@ -640,7 +640,7 @@ def test_what_a_task_read_again_from_kafka_is_announced_too(place: Place, soon: 
     assert note[1][:2] == [place.world.requests, 0]
 
 
-def test_a_worker_keeps_its_connections_from_task_to_task_of_one_application(place: Place) -> None:
+def test_a_worker_reuses_its_connections_within_one_application(place: Place) -> None:
     place.begin(place.shard)
     place.write(*(place.request() for _ in range(3)))
     place.run(at(place.shard, 0, 1))

@@ -1,4 +1,4 @@
-"""The ledger beside the journals themselves, on a real broker: equal, exactly once, or a clear no."""
+"""The ledger compared with the journals, on a real broker: equal, exactly once, or a clear error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AT_ONCE = UpkeepLimits(step=1_000_000)
 
 
 class Books:
-    """A request topic of its own, whose records are written at times of the test's choice."""
+    """A request topic whose records have timestamps that the test chooses."""
 
     def __init__(self, world: World, spark: SparkSession, name: str = "books") -> None:
         self.spark = spark
@@ -95,7 +95,7 @@ class Books:
             known = self._admin.list_topics(timeout=10).topics
             return self.topic not in known and self.receipts_topic not in known
 
-        until("the topics are gone", are_gone)
+        until("the topics are deleted", are_gone)
 
     def add_partition(self, count: int) -> None:
         wanted = [NewPartitions(name, count) for name in (self.topic, self.receipts_topic)]
@@ -110,10 +110,10 @@ class Books:
                 known = self._producer.list_topics(name, timeout=10).topics[name]
                 return len(known.partitions) == partitions
 
-            until("the broker tells of the partitions", are_there)
+            until("the broker reports the partitions", are_there)
 
     def cut(self, topic: str, partition: int, offset: int) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         deleted = self._admin.delete_records([TopicPartition(topic, partition, offset)])
         for future in deleted.values():
             future.result(30)
@@ -130,13 +130,13 @@ class Books:
             self.topic, value, b"\x00k", partition, timestamp=at_ms, headers=headers
         )
 
-    def tell(self, receipt: Receipt, partition: int = 0) -> None:
+    def write_receipt(self, receipt: Receipt, partition: int = 0) -> None:
         key = str(Shard(self.topic, partition))
         self._producer.produce(self.receipts_topic, encode(receipt), key, partition)
         self.flush()
 
     def in_transaction(self, count: int, partition: int = 0, *, is_committed: bool) -> None:
-        """Requests of a transaction; a marker, which is no record, follows them."""
+        """Write requests in a transaction; a marker, which is not a record, follows them."""
         producer = self.access.producer(f"{self.topic}.{os.urandom(4).hex()}")
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -158,7 +158,7 @@ class Books:
         return Ledger.open(self.spark, str(path))
 
     def requests_in_kafka(self) -> list[tuple[Any, ...]]:
-        """(partition, offset, timestamp, key, value, headers), read without anything of ours."""
+        """(partition, offset, timestamp, key, value, headers), read without code of the product."""
         return sorted(
             (m.partition(), m.offset(), m.timestamp()[1], m.key(), m.value(), headers_of(m))
             for m in read_all(self.servers, self.topic)
@@ -186,7 +186,7 @@ class Books:
         return sorted(found)
 
     def assert_equal(self, path: Path | str) -> None:
-        """The ledger holds what the topics hold, row by row."""
+        """The ledger equals the topics, row by row."""
         with ThreadPoolExecutor(2) as readers:
             asked = readers.submit(self.requests_in_kafka)
             told = readers.submit(self.outcomes_in_kafka)
@@ -200,7 +200,7 @@ def headers_of(message: Message) -> list[Any]:
     try:
         return [(name, value) for name, value in asked() or []]
     except (UnicodeDecodeError, SystemError):
-        return []  # a name that is no text: the ledger says so in `detail`
+        return []  # a name that is not text: the ledger says so in `detail`
 
 
 def requests_in(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -250,13 +250,13 @@ def books(world: World, spark: SparkSession) -> Books:
 def shelf(
     stack: EmbeddedStack, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Books, Path]]:
-    """A ledger that is made once, of three days; tests damage copies of it."""
+    """A ledger of three days that is made once; tests damage copies of it."""
     folder = tmp_path_factory.mktemp("shelf")
     with World(stack.kafka, stack.redis, folder) as world:
         books = Books(world, spark).create()
         for day in range(3):
             books.ask(4, at_ms=NOON_MS + day * DAY_MS)
-        books.tell(Receipt(NOON_MS, delivered={"orders/1": [(0, 10), (1, 11)]}))
+        books.write_receipt(Receipt(NOON_MS, delivered={"orders/1": [(0, 10), (1, 11)]}))
         books.extend(folder / "ledger")
         yield books, folder / "ledger"
 
@@ -269,7 +269,7 @@ def damaged(shelf: tuple[Books, Path], tmp_path: Path) -> tuple[Books, Path]:
 
 
 @pytest.mark.proof
-def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new(
+def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "a ledger [1]"
@@ -283,9 +283,9 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     write_with_header(books.servers, books.topic, b"\xff\xfe", b"odd")
     books.in_transaction(2, is_committed=False)
     first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
-    books.tell(replace(first, letters={"dead/0": [(7, 3)]}))
-    books.tell(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
-    books.tell(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
+    books.write_receipt(replace(first, letters={"dead/0": [(7, 3)]}))
+    books.write_receipt(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
+    books.write_receipt(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
     done = books.extend(path, UpkeepLimits(step=16))
 
@@ -307,7 +307,7 @@ def test_both_journals_are_kept_row_by_row_and_a_later_run_adds_only_what_is_new
     books.add_partition(3)
     books.ask(2)
     books.ask(3, partition=2)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}), partition=2)
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}), partition=2)
 
     third = books.extend(path)
 
@@ -331,19 +331,19 @@ def test_an_empty_journal_makes_a_ledger_without_files(books: Books, tmp_path: P
     assert outcomes == {Shard(books.topic, p): Span(0, 0) for p in range(2)}
 
 
-def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
+def test_the_ledger_with_kafka_covers_records_that_kafka_removed(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(6)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
     books.extend(path)
     asked, told = books.requests_in_kafka(), books.outcomes_in_kafka()
     books.cut(books.topic, 0, 6)
     books.cut(books.receipts_topic, 0, 2)
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[2]))
+    books.write_receipt(Receipt(NOON_MS, dead=[2]))
 
     both = JournalTables(books.spark, books.settings, books.access, books.open(path))
 
@@ -353,7 +353,7 @@ def test_the_ledger_and_kafka_together_reach_further_back_than_kafka(
 
 
 @pytest.mark.proof
-def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
+def test_files_of_a_killed_run_are_never_read_and_removed_by_a_later_run(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
     books, path = damaged
@@ -368,7 +368,7 @@ def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
     books.assert_equal(path)
     assert Ledger.verify(books.spark, str(path)).leftovers == 2
     books.extend(path)
-    assert unpublished.exists(), "a run that goes on may still publish it"
+    assert unpublished.exists(), "a running one may still publish it"
 
     books.ask(1)
     books.extend(path)
@@ -378,9 +378,9 @@ def test_what_a_killed_run_left_is_never_read_and_goes_with_a_later_run(
     books.assert_equal(copied(path, tmp_path / "elsewhere"))
 
 
-def test_of_two_runs_at_once_one_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
+def test_one_of_two_concurrent_runs_fails_and_changes_nothing(books: Books, tmp_path: Path) -> None:
     books.ask(20)
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
 
     def run(_: int) -> str:
         try:
@@ -397,7 +397,7 @@ def test_of_two_runs_at_once_one_fails_and_changes_nothing(books: Books, tmp_pat
 
 
 @pytest.mark.parametrize("scheme", ["file://", "viewfs://shelf/all"])
-def test_a_file_is_published_once_however_many_try(
+def test_a_file_is_published_once_by_concurrent_writers(
     spark: SparkSession, tmp_path: Path, scheme: str
 ) -> None:
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
@@ -417,9 +417,7 @@ def test_a_file_is_published_once_however_many_try(
 
 
 @pytest.mark.proof
-def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_system(
-    books: Books, tmp_path: Path
-) -> None:
+def test_many_small_files_are_compacted_with_the_same_rows(books: Books, tmp_path: Path) -> None:
     hadoop = books.spark.sparkContext._jsc.hadoopConfiguration()
     hadoop.set("fs.viewfs.mounttable.shelf.link./all", "file:///")
     folder = tmp_path / "ledger"
@@ -429,7 +427,7 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
         message = f"m{number}" if day else os.urandom(2000).hex()
         books.write(body(message), at_ms=NOON_MS + day * DAY_MS)
     books.flush()
-    books.tell(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
     many = books.extend(path, UpkeepLimits(step=4, compact_from_files=1000))
     reader = books.open(path)
     of_first_day = [file for file in many.manifest.of("requests") if file.day == "2026-01-01"]
@@ -455,16 +453,16 @@ def test_many_small_files_become_few_with_the_same_rows_also_on_another_file_sys
 
 
 @pytest.mark.proof
-def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepted(
+def test_offsets_removed_before_they_were_read_need_accept_gap(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     before = books.extend(path)
     books.ask(5)
     for _ in range(3):
-        books.tell(Receipt(NOON_MS, dead=[1]))
+        books.write_receipt(Receipt(NOON_MS, dead=[1]))
     books.cut(books.topic, 0, 6)
     books.cut(books.receipts_topic, 0, 2)
 
@@ -490,15 +488,15 @@ def test_offsets_that_kafka_removed_unread_are_an_error_until_the_gap_is_accepte
     assert ledger.reach[JournalKey("requests", shard)] == Span(0, 8)
     assert [one[1] for one in requests_in(ledger.requests())] == [0, 1, 2, 6, 7]
     assert [one[1] for one in outcomes_in(ledger.outcomes())] == [0, 2, 3]
-    assert books.extend(path).steps == 0, "a gap that was accepted is none the next time"
+    assert books.extend(path).steps == 0, "an accepted gap does not count the next time"
 
 
-def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
+def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
     books: Books, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(3)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     before = books.extend(path).manifest
 
     def error() -> str:
@@ -512,7 +510,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_told_from_the_one_kept(
 
     books.create()
     books.ask(2)
-    books.tell(Receipt(NOON_MS, dead=[0]))
+    books.write_receipt(Receipt(NOON_MS, dead=[0]))
     assert (
         f"{books.topic}/0: the ledger holds offsets up to 2, but in Kafka it ends at 1: it was "
         "truncated, or deleted and created again. One ledger cannot hold both: start a new one at "
@@ -557,7 +555,7 @@ def one_file(path: Path) -> Path:
 
 
 def without_checksum(file: Path) -> Path:
-    """Hadoop keeps one of its own beside files of this machine; other storage has none."""
+    """Hadoop writes a checksum beside local files; other storage has none."""
     file.with_name(f".{file.name}.crc").unlink()
     return file
 
@@ -596,7 +594,7 @@ def swap_bytes(file: Path) -> None:
         ),
     ],
 )
-def test_a_ledger_that_cannot_be_used_says_why(
+def test_an_unusable_ledger_raises_an_error_with_the_cause(
     damaged: tuple[Books, Path], damage: Callable[[Path], object], text: str
 ) -> None:
     books, path = damaged
@@ -612,7 +610,9 @@ def test_a_ledger_that_cannot_be_used_says_why(
     )
 
 
-def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path: Path) -> None:
+def test_an_unusable_path_raises_an_error_with_the_cause(
+    shelf: tuple[Books, Path], tmp_path: Path
+) -> None:
     books, _ = shelf
     (tmp_path / "file").write_text("no folder")
     for path, text in (
@@ -624,7 +624,7 @@ def test_a_path_that_cannot_be_used_says_why(shelf: tuple[Books, Path], tmp_path
 
 
 @pytest.mark.proof
-def test_after_a_damaged_manifest_the_one_before_goes_on(
+def test_after_a_damaged_manifest_is_deleted_the_previous_one_is_used(
     damaged: tuple[Books, Path], tmp_path: Path
 ) -> None:
     books, path = damaged
@@ -663,7 +663,7 @@ def test_verify_finds_each_file_that_is_missing_changed_or_there_twice(
     ]
 
 
-def test_verify_finds_rows_that_two_files_have(damaged: tuple[Books, Path]) -> None:
+def test_verify_finds_duplicate_rows(damaged: tuple[Books, Path]) -> None:
     books, path = damaged
     files = Files(books.spark, str(path))
     before = newest(files)
@@ -688,7 +688,7 @@ def test_a_run_killed_at_any_moment_adds_nothing_twice(books: Books, tmp_path: P
     cut_off = 0
     for number in range(KILLS):
         books.ask(50, partition=number % 2)
-        books.tell(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
+        books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(number, number)]}))
         before = len(list(path.glob("*/*")))
         process = ledger_process(books, path)
         try:
@@ -729,7 +729,7 @@ Typed = Callable[..., Result]
 def type_ledger(
     damaged: tuple[Books, Path], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Typed:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     books, path = damaged
     command = import_module("blackbox.cli.ledger")
     monkeypatch.setattr(command, "spark", lambda *_: nullcontext(spark))
@@ -739,7 +739,7 @@ def type_ledger(
 
 
 @pytest.mark.proof
-def test_the_command_tells_people_and_machines_what_it_did(
+def test_the_command_reports_its_result_as_text_and_as_json(
     damaged: tuple[Books, Path], type_ledger: Typed
 ) -> None:
     books, path = damaged
@@ -774,9 +774,7 @@ def test_the_command_tells_people_and_machines_what_it_did(
         ),
     ],
 )
-def test_what_is_asked_wrongly_ends_with_2_and_says_what_to_type(
-    options: Sequence[str], text: str
-) -> None:
+def test_wrong_options_exit_with_2_and_name_the_remedy(options: Sequence[str], text: str) -> None:
     environment = {"BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1", "BLACKBOX_LEDGER": None}
 
     answer = CliRunner().invoke(app, ["ledger", *options], env=environment)

@@ -1,4 +1,4 @@
-"""Files into a request topic, on a real broker: every row judged first, then each sent once."""
+"""Files into a request topic, on a real broker: every row is validated first, then each is sent once."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ ROWS = int(os.environ.get("BLACKBOX_TEST_LOAD_ROWS", "2000"))
 REFUSED = 3
 
 
-class Hold:
-    """A world into whose request topic files are loaded, by tasks of the shared session."""
+class LoadRunner:
+    """A world whose request topic files are loaded into, by tasks of the shared session."""
 
     def __init__(self, world: World, session: SparkSession) -> None:
         self.world = world
@@ -78,13 +78,13 @@ class Hold:
     def read(self, *paths: Path, options: Sequence[str | None] = ()) -> list[LoadFile]:
         return read_files(find_files(map(str, paths)), options)
 
-    def judge(self, load: Load) -> LoadCheck:
+    def check(self, load: Load) -> LoadCheck:
         return load.validate(self._session, largest_record(self.access, 1_000_000))
 
     def send(self, load: Load, rate: int | None = None) -> int:
-        """Judge and send; returns how many rows came in meanwhile."""
+        """Validate and send; returns how many rows were added."""
         before = load.rows_in
-        verdict = self.judge(load)
+        verdict = self.check(load)
         assert verdict.bad == 0, verdict
         load.send(self._session, verdict.rows, rate)
         return load.rows_in - before
@@ -97,8 +97,8 @@ class Hold:
 
 
 @pytest.fixture
-def hold(world: World, spark: SparkSession) -> Hold:
-    return Hold(world, spark)
+def runner(world: World, spark: SparkSession) -> LoadRunner:
+    return LoadRunner(world, spark)
 
 
 def request(number: int, **more: object) -> dict[str, object]:
@@ -132,17 +132,17 @@ WRITE: dict[str, Callable[[Path, Sequence[dict[str, Any]]], Path]] = {
 }
 
 
-def test_each_format_gives_the_same_records(hold: Hold, tmp_path: Path) -> None:
+def test_each_format_gives_the_same_records(runner: LoadRunner, tmp_path: Path) -> None:
     rows = [
         request(n, id=f"r-{n}", headers={"trace": f"t{n}"}, key="k", caller="shop", expires_after=9)
         for n in range(20)
     ]
     for kind, write in WRITE.items():
-        assert hold.send(hold.plan(write(tmp_path / f"a.{kind}", rows))) == 20
+        assert runner.send(runner.plan(write(tmp_path / f"a.{kind}", rows))) == 20
 
     seen: dict[tuple[object, ...], int] = Counter(
         (m.key(), json.dumps(json.loads(m.value() or b""), sort_keys=True), *(m.headers() or []))
-        for m in hold.records()
+        for m in runner.records()
     )
 
     expected = {
@@ -157,7 +157,7 @@ def test_each_format_gives_the_same_records(hold: Hold, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> None:
+def test_bad_rows_are_named_and_nothing_is_sent(runner: LoadRunner, tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(50)])
     with lines.open("a") as file:
         file.write('\n{"topic": "orders", "message": 1}\n')
@@ -169,9 +169,9 @@ def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> N
     columns.write_text("topic,message,delay\norders,a,1\n")
     large = write_lines(tmp_path / "e.jsonl", [request(0), request(1, key="x" * 1_000_000)])
 
-    load = hold.plan(lines, table, rows, columns, large)
-    verdict = hold.judge(load)
-    others = [hold.judge(hold.plan(path)) for path in (table, rows, columns, large)]
+    load = runner.plan(lines, table, rows, columns, large)
+    verdict = runner.check(load)
+    others = [runner.check(runner.plan(path)) for path in (table, rows, columns, large)]
 
     assert verdict.bad == 1 + 30 + 4
     assert len(verdict.first) == 20
@@ -186,108 +186,110 @@ def test_bad_rows_are_named_and_nothing_is_sent(hold: Hold, tmp_path: Path) -> N
         (1, 1, "unknown-field"),
         (1, 2, "too-large"),
     ]
-    assert hold.records() == []
+    assert runner.records() == []
 
 
-def test_a_second_run_sends_nothing_and_again_sends_it_once_more(
-    hold: Hold, tmp_path: Path
+def test_a_second_run_sends_nothing_and_the_option_again_sends_once_more(
+    runner: LoadRunner, tmp_path: Path
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(30)])
-    assert hold.send(hold.plan(path)) == 30
+    assert runner.send(runner.plan(path)) == 30
     copy = tmp_path / "copy.jsonl"
     path.rename(copy)
 
-    load = hold.plan(copy)
+    load = runner.plan(copy)
     assert load.is_finished
-    assert hold.send(load) == 0
+    assert runner.send(load) == 0
     assert load.rows_in == 30
-    again = hold.plan(copy, again="monday")
+    again = runner.plan(copy, again="monday")
     assert not again.is_finished
-    assert hold.send(again) == 30
-    assert hold.plan(copy, again="monday").is_finished
-    assert set(hold.bodies().values()) == {2}
+    assert runner.send(again) == 30
+    assert runner.plan(copy, again="monday").is_finished
+    assert set(runner.bodies().values()) == {2}
 
 
-def test_a_changed_file_and_another_caller_are_other_loads(hold: Hold, tmp_path: Path) -> None:
+def test_a_changed_file_or_caller_is_a_different_load(runner: LoadRunner, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
-    assert hold.send(hold.plan(path)) == 10
-    assert hold.send(hold.plan(path, caller="shop")) == 10
+    assert runner.send(runner.plan(path)) == 10
+    assert runner.send(runner.plan(path, caller="shop")) == 10
     found = path.stat()
     path.write_text(path.read_text().replace("m-9", "n-9"))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
-    assert hold.send(hold.plan(path)) == 10
+    assert runner.send(runner.plan(path)) == 10
 
-    assert hold.bodies() == {f"m-{n}": 3 for n in range(9)} | {"m-9": 2, "n-9": 1}
+    assert runner.bodies() == {f"m-{n}": 3 for n in range(9)} | {"m-9": 2, "n-9": 1}
 
 
-def test_a_file_that_comes_into_a_folder_is_all_that_is_sent(hold: Hold, tmp_path: Path) -> None:
+def test_only_a_new_file_of_a_folder_is_sent(runner: LoadRunner, tmp_path: Path) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
     (folder / "_SUCCESS").touch()
     write_lines(folder / "b.jsonl", [request(n) for n in range(10)])
-    assert hold.send(hold.plan(folder)) == 10
+    assert runner.send(runner.plan(folder)) == 10
     write_parquet(folder / "a.parquet", [request(n) for n in range(10, 15)])
 
-    assert hold.send(hold.plan(folder)) == 5
+    assert runner.send(runner.plan(folder)) == 5
 
-    assert hold.bodies() == {f"m-{n}": 1 for n in range(15)}
+    assert runner.bodies() == {f"m-{n}": 1 for n in range(15)}
 
 
-def test_two_files_of_one_content_are_refused(hold: Hold, tmp_path: Path) -> None:
+def test_two_files_with_the_same_content_are_refused(runner: LoadRunner, tmp_path: Path) -> None:
     paths = [write_lines(tmp_path / name, [request(0)]) for name in ("a.jsonl", "b.jsonl")]
 
     with pytest.raises(UnusableFile, match=r"b\.jsonl has the same content as .*a\.jsonl"):
-        hold.plan(*paths)
+        runner.plan(*paths)
 
 
-def test_a_file_that_changes_between_judging_and_sending_is_not_sent(
-    hold: Hold, spark: SparkSession, tmp_path: Path
+def test_a_file_that_changes_after_validation_is_not_sent(
+    runner: LoadRunner, spark: SparkSession, tmp_path: Path
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
-    load = hold.plan(path)
-    verdict = hold.judge(load)
+    load = runner.plan(path)
+    verdict = runner.check(load)
     path.write_text(path.read_text().replace("m-9", "n-9"))
     os.utime(path, ns=(0, 0))
 
     with pytest.raises(UnusableFile, match="was changed during the load"):
         load.send(spark, verdict.rows)
 
-    assert hold.records() == []
+    assert runner.records() == []
 
 
-def test_a_run_that_another_one_overtakes_commits_nothing_more(hold: Hold, tmp_path: Path) -> None:
+def test_a_run_that_another_run_fenced_commits_nothing_more(
+    runner: LoadRunner, tmp_path: Path
+) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
-    load = hold.plan(path)
-    [file] = hold.read(path, options=(hold.world.requests, None, None))
-    name = piece_name(hold.access, file.fingerprint, 0)
-    zombie = PieceWriter(hold.access, hold.world.requests, name, 10)
-    assert zombie.open() == 0
-    zombie.send([(None, json.dumps(request(n)).encode(), []) for n in range(4)], 4)
+    load = runner.plan(path)
+    [file] = runner.read(path, options=(runner.world.requests, None, None))
+    name = piece_name(runner.access, file.fingerprint, 0)
+    fenced = PieceWriter(runner.access, runner.world.requests, name, 10)
+    assert fenced.open() == 0
+    fenced.send([(None, json.dumps(request(n)).encode(), []) for n in range(4)], 4)
 
     def rows() -> Iterator[tuple[str | None, bytes, Headers]]:
         yield None, b'{"message": "never"}', []
-        assert hold.send(load) == 10
+        assert runner.send(load) == 10
         yield None, b'{"message": "never"}', []
 
     with pytest.raises(Fenced):
-        zombie.send(rows(), 6)
+        fenced.send(rows(), 6)
 
-    zombie.close()
-    assert hold.bodies() == {f"m-{n}": 1 for n in range(10)}
+    fenced.close()
+    assert runner.bodies() == {f"m-{n}": 1 for n in range(10)}
 
 
-def test_two_runs_at_once_are_one_load(hold: Hold, tmp_path: Path) -> None:
+def test_two_concurrent_runs_send_one_load(runner: LoadRunner, tmp_path: Path) -> None:
     paths = [
         write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
         for k in range(4)
     ]
-    loads = [hold.plan(*paths) for _ in range(2)]
+    loads = [runner.plan(*paths) for _ in range(2)]
     failures: list[BaseException] = []
 
     def run(load: Load) -> None:
         try:
-            hold.send(load, rate=200)
+            runner.send(load, rate=200)
         except BaseException as failure:
             failures.append(failure)
 
@@ -299,22 +301,22 @@ def test_two_runs_at_once_are_one_load(hold: Hold, tmp_path: Path) -> None:
 
     assert failures == []
     assert [load.rows_in for load in loads] == [400, 400]
-    assert hold.bodies() == {f"m-{n}": 1 for n in range(400)}
+    assert runner.bodies() == {f"m-{n}": 1 for n in range(400)}
 
 
-def test_a_load_with_a_rate_is_sent_over_time(hold: Hold, tmp_path: Path) -> None:
+def test_a_load_with_a_rate_is_sent_over_time(runner: LoadRunner, tmp_path: Path) -> None:
     paths = [
         write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
         for k in range(3)
     ]
 
-    assert hold.send(hold.plan(*paths), rate=100) == 300
+    assert runner.send(runner.plan(*paths), rate=100) == 300
 
-    stamps = [m.timestamp()[1] for m in hold.records()]
-    assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, those sent first none"
+    stamps = [m.timestamp()[1] for m in runner.records()]
+    assert max(stamps) - min(stamps) >= 1000, "a hundred rows take a second, except the first ones"
 
 
-def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_not_exceeded_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     sent_at_s = []
 
@@ -330,10 +332,10 @@ def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         sent_at_s.append(now_s)
         now_s += took_s
 
-    assert sent_at_s == [0, 0.5, 1, 3, 3.5], "what a slow Kafka took is not made up for"
+    assert sent_at_s == [0, 0.5, 1, 3, 3.5], "the delay of a slow Kafka is not compensated"
 
 
-def test_a_pace_bounds_what_is_sent_together() -> None:
+def test_the_rate_limits_the_rows_per_transaction() -> None:
     assert [SendRate(rate).rows for rate in (None, 1, 0.5, 300.0, 1e9)] == [
         20_000,
         1,
@@ -343,18 +345,20 @@ def test_a_pace_bounds_what_is_sent_together() -> None:
     ]
 
 
-def test_kafka_takes_progress_only_for_a_partition_that_exists(hold: Hold) -> None:
-    """Why each piece has a group of its own, and partition 0 in it."""
-    name = piece_name(hold.access, "none", 0)
-    writer = PieceWriter(hold.access, hold.world.requests, name, 1)
+def test_kafka_accepts_progress_only_for_an_existing_partition(runner: LoadRunner) -> None:
+    """The reason why each piece has its own group, with partition 0."""
+    name = piece_name(runner.access, "none", 0)
+    writer = PieceWriter(runner.access, runner.world.requests, name, 1)
     writer.open()
     producer = writer._transactions.producer
     producer.begin_transaction()
     group = writer._consumer.consumer_group_metadata()
     with pytest.raises(Exception, match="Unknown topic or partition"):
-        producer.send_offsets_to_transaction([TopicPartition(hold.world.requests, 99, 1)], group, 1)
+        producer.send_offsets_to_transaction(
+            [TopicPartition(runner.world.requests, 99, 1)], group, 1
+        )
     writer.close()
-    assert PieceProgressReader(hold.access, hold.world.requests).of([name]) == {}
+    assert PieceProgressReader(runner.access, runner.world.requests).of([name]) == {}
 
 
 class Command:
@@ -369,7 +373,7 @@ class Command:
         )
 
     def kill(self) -> list[psutil.Process]:
-        """SIGKILL; returns what it had started, which may go on for a moment."""
+        """SIGKILL; returns its child processes, which may continue for a moment."""
         family = []
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
@@ -403,17 +407,17 @@ class Answer(NamedTuple):
 
 @pytest.fixture
 def type_load(
-    hold: Hold, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    runner: LoadRunner, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Answer]:
-    """Runs the command in this process, on the shared session."""
+    """Run the command in this process, on the shared session."""
     monkeypatch.setattr("blackbox.spark.spark_session.start_session", lambda *_: nullcontext(spark))
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
-    topic = hold.world.requests
-    topics = Topics(hold.access.admin())
+    topic = runner.world.requests
+    topics = Topics(runner.access.admin())
     until("the topic can be described", lambda: topic in topics.describe([topic]))
 
     def run(*arguments: object) -> Answer:
-        environment = clean | hold.world.environment() | {"COLUMNS": "200"}
+        environment = clean | runner.world.environment() | {"COLUMNS": "200"}
         found = CliRunner().invoke(app, ["load", *map(str, arguments)], env=environment)
         assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
         return Answer(found.exit_code, found.stdout, found.stderr)
@@ -445,7 +449,7 @@ def full_row(number: int) -> dict[str, object]:
 
 
 def times_in(servers: str, topic: str, count: int) -> Counter[int]:
-    """How many rows are in the topic how often, as a read_committed consumer sees them."""
+    """How many rows occur how often in the topic, as a read_committed consumer sees them."""
     seen = bytearray(count)
     options = {"bootstrap.servers": servers, "group.id": "count", "enable.partition.eof": True}
     consumer = Consumer({**options, "isolation.level": "read_committed"})
@@ -473,7 +477,7 @@ def times_in(servers: str, topic: str, count: int) -> Counter[int]:
 
 @pytest.mark.proof
 @pytest.mark.timeout(180 + KILLS * 60 + ROWS // 5000)
-def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
+def test_every_row_is_loaded_once_although_runs_are_killed(
     world: World, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
     paths = write_many(tmp_path, ROWS)
@@ -506,13 +510,13 @@ def test_killed_at_any_moment_and_started_again_every_row_is_in_once(
     assert done["sent"] + done["already"] == ROWS
     assert times_in(servers, world.requests, ROWS) == {1: ROWS}
     assert "this load was already complete" in type_load(*paths).out
-    until("nothing is left of them", lambda: not any(orphan.is_running() for orphan in orphans))
+    until("their processes have ended", lambda: not any(orphan.is_running() for orphan in orphans))
 
 
-def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
-    hold: Hold, type_load: Callable[..., Answer], tmp_path: Path
+def test_the_command_names_bad_rows_and_loads_corrected_ones(
+    runner: LoadRunner, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    target = hold.world.targets[0]
+    target = runner.world.targets[0]
     evil = tmp_path / "a\x1b[2J.csv"
     evil.write_text(f'topic,message,countdown\n{target},hello,0\n{target},x,"\x1b[31m"\n')
     code, out, errors = type_load(evil, "--caller", "shop")
@@ -527,15 +531,15 @@ def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
     tried = type_load(evil, "--caller", "shop", "--dry-run")
     assert tried.code == 0, tried
     assert "nothing was sent (--dry-run)" in tried.out
-    assert hold.records() == []
+    assert runner.records() == []
     done = type_load(evil, "--caller", "shop")
     assert done.code == 0, done
     assert [line.split()[:4] for line in done.out.splitlines() if "1" in line] == [
         ["1", "1", "1", "0"]
     ]
 
-    hold.world.start_service().wait_ready()
-    [found] = until("it is delivered", lambda: hold.world.received(target))
+    runner.world.start_service().wait_ready()
+    [found] = until("it is delivered", lambda: runner.world.received(target))
     assert (found.key(), found.value()) == (b"k", b"hello")
     assert next(iter(found.headers() or [])) == ("CALLER_SERVICE", b"shop")
 
@@ -551,7 +555,7 @@ def test_the_command_names_bad_rows_and_then_loads_what_the_service_delivers(
         (["{}/notes.txt", "--request-topic", "TC"], "BLACKBOX_REQUEST_TOPICS has"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_one_line(
+def test_a_load_that_cannot_run_reports_the_cause(
     typed: list[str], told: str, type_load: Callable[..., Answer], tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("topic")
@@ -563,13 +567,13 @@ def test_what_cannot_be_loaded_is_told_in_one_line(
     assert "Traceback" not in answer.errors
 
 
-def test_a_topic_that_is_created_again_is_loaded_again(hold: Hold, tmp_path: Path) -> None:
+def test_a_recreated_topic_is_loaded_again(runner: LoadRunner, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(5)])
-    assert hold.send(hold.plan(path)) == 5
-    admin = AdminClient({"bootstrap.servers": hold.world.kafka.bootstrap_servers})
-    admin.delete_topics([hold.world.requests])[hold.world.requests].result()
-    until("it is gone", lambda: hold.world.requests not in admin.list_topics(timeout=5).topics)
-    hold.world.create(NewTopic(hold.world.requests, 4))
+    assert runner.send(runner.plan(path)) == 5
+    admin = AdminClient({"bootstrap.servers": runner.world.kafka.bootstrap_servers})
+    admin.delete_topics([runner.world.requests])[runner.world.requests].result()
+    until("it is gone", lambda: runner.world.requests not in admin.list_topics(timeout=5).topics)
+    runner.world.create(NewTopic(runner.world.requests, 4))
 
-    until("nothing of it is in", lambda: hold.plan(path).rows_in == 0)
-    assert hold.send(hold.plan(path)) == 5
+    until("nothing of it is loaded", lambda: runner.plan(path).rows_in == 0)
+    assert runner.send(runner.plan(path)) == 5

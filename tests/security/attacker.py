@@ -1,6 +1,6 @@
-"""A caller who means harm, at the HTTP port of a service: `python -m tests.security.attacker PORT SECONDS [TOKEN]`.
+"""An attacker at the HTTP port of a service: `python -m tests.security.attacker PORT SECONDS [TOKEN]`.
 
-Says at its end what it did, as JSON.
+Prints at its end what it did, as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERY_MONTH = {"topic": "nowhere", "message": "x" * 1000, "cron": "0 0 29 2 *"}
 
 
 class Attacker:
-    """Everything at once; each way its own loop until the time is up."""
+    """All attacks at once, each in its own loop until the time is over."""
 
     def __init__(self, port: int, seconds: float, token: str | None) -> None:
         self.port = port
@@ -53,7 +53,7 @@ class Attacker:
             await asyncio.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
 
     async def idle(self) -> None:
-        """A thousand sockets that say nothing; each that is closed is opened again."""
+        """A thousand silent sockets; each is opened again when it is closed."""
         held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         while time.monotonic() < self.until_s:
             held = [one for one in held if not (one[0].at_eof() or one[1].transport.is_closing())]
@@ -118,7 +118,7 @@ class Attacker:
         await self.answer(reader, writer)
 
     async def unread(self) -> None:
-        """Asks on and on, and takes no answer."""
+        """Sends requests continuously, and reads no answer."""
         _, writer = await asyncio.open_connection(HOST, self.port, limit=1024)
         writer.write(self.head("GET", "/schedules", "X: y") * 50)
         await asyncio.sleep(20)

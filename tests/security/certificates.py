@@ -13,7 +13,7 @@ CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2")
 
 
 class Certificates(NamedTuple):
-    """A CA, and what a server on the loopback interface shows; `both` is its key and certificate."""
+    """A CA, and the certificate of a server on the loopback interface; `both` is its key and certificate."""
 
     ca: Path
     key: Path
@@ -34,7 +34,7 @@ def make_certificates(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -
 
 
 def make_ca(folder: Path) -> Path:
-    """The certificate of a new CA; its key lies beside it."""
+    """The certificate of a new CA; its key is beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     ca = folder / "ca.crt"
     key = ca.with_suffix(".key")
@@ -43,7 +43,7 @@ def make_ca(folder: Path) -> Path:
 
 
 def make_locked_key(folder: Path, password: str) -> tuple[Path, Path]:
-    """A client's certificate, and its key that `password` opens."""
+    """A client's certificate, and its key, encrypted with `password`."""
     key, certificate = folder / "locked.key", folder / "locked.crt"
     lock = ("-passout", f"pass:{password}", "-subj", "/CN=client")
     openssl("req", "-x509", *CURVE, *lock, "-keyout", key, "-out", certificate)

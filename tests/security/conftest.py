@@ -1,4 +1,4 @@
-"""Servers that ask who is there: Kafka with ACLs over TLS, Redis with the users that `deploy/` ships."""
+"""Servers with authentication: Kafka with ACLs over TLS, Redis with the users that `deploy/` ships."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GuardedRedis(EmbeddedRedis):
 
 
 def start_guarded_redis(folder: Path) -> GuardedRedis:
-    """With the users of the file as they are, and then a password for each."""
+    """With the users of the file, and then a password for each."""
     folder.mkdir(parents=True, exist_ok=True)
     users = folder / "users.acl"
     users.write_text(REDIS_ACL.read_text())

@@ -1,4 +1,4 @@
-"""A Kafka that asks for passwords over TLS and lets nobody do anything without an ACL."""
+"""A Kafka that requires passwords over TLS and refuses everything without an ACL."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GuardedKafka:
         }
 
     def allow(self, rights: Iterable[Right]) -> None:
-        """The user may do this and nothing else, from now on."""
+        """Give the user exactly these permissions from now on."""
         wanted = {right.binding(USER) for right in rights}
         others = self.allowed() - wanted
         if others:
@@ -80,12 +80,12 @@ class GuardedKafka:
     def send(
         self, topic: str, value: str | bytes, headers: Any = None, key: str | None = None
     ) -> None:
-        """A record, whatever it is, written by the admin."""
+        """Write any record as the admin."""
         self.producer.produce(topic, value, key, headers=headers)
         assert self.producer.flush(20) == 0
 
     def read(self, topic: str) -> list[Message]:
-        """All that a read_committed consumer can read."""
+        """Everything that a read_committed consumer can read."""
         return list(read_with(Consumer(reading(self.client(ADMIN, ADMINS_PASSWORD))), topic))
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ def as_filter(binding: Any) -> AclBindingFilter:
 
 
 def guarded_settings(certificates: Certificates) -> dict[str, str]:
-    """The one listener for clients keeps its name, PLAINTEXT, and is anything but."""
+    """The only listener for clients keeps its name, PLAINTEXT, although it is not plaintext."""
     login = f'username="{ADMIN}" password="{ADMINS_PASSWORD}"'
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     return {
@@ -124,6 +124,6 @@ def guarded_settings(certificates: Certificates) -> dict[str, str]:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificates.ca),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        # The broker is nobody to its own controller, which has no listener for clients.
+        # The broker is anonymous to its own controller, which has no listener for clients.
         "super.users": f"User:{ADMIN};User:ANONYMOUS",
     }

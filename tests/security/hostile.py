@@ -1,4 +1,4 @@
-"""What callers should not write, and may try."""
+"""Texts that callers should not write, but may try."""
 
 from __future__ import annotations
 

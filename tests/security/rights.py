@@ -1,4 +1,4 @@
-"""The rights that `deploy/` ships, as values."""
+"""The permissions that `deploy/` ships, as values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPERATIONS = {operation.name.replace("_", "").lower(): operation for operation i
 
 
 class Right(NamedTuple):
-    """A row of the list: what the user may do on a resource of Kafka, and which command needs it."""
+    """A row of the list: a permission of the user on a resource of Kafka, and the command that needs it."""
 
     command: str
     resource: str
@@ -47,7 +47,7 @@ class Right(NamedTuple):
 
 
 def kafka_rights(*commands: str) -> list[Right]:
-    """The rights of these commands; of all, without any."""
+    """The permissions of these commands; without arguments, of all."""
     with KAFKA_ACLS.open(newline="") as file:
         rights = [Right(*row) for row in csv.reader(file)][1:]
     return [right for right in rights if not commands or right.command in commands]
@@ -61,6 +61,6 @@ def redis_users() -> dict[str, str]:
 
 
 def commands_of(user: str) -> set[str]:
-    """What the file allows this user, as Redis counts it: `config|get`."""
+    """The commands that the file allows this user, in the form of Redis' statistics: `config|get`."""
     rules = redis_users()[user].split()
     return {rule[1:] for rule in rules if rule.startswith("+")}

@@ -1,4 +1,4 @@
-"""Who means harm at the door delays nobody and fills no memory: on the stack as it is shipped, and on a guarded one."""
+"""An HTTP attacker neither delays messages nor fills memory, on the shipped stack and on a guarded one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOKEN, READ_TOKEN = "t0ken-of-the-operator", "t0ken-of-who-looks"
 
 
 class ShippedRedis(TlsRedis):
-    """Over TLS, with the users that are shipped."""
+    """Over TLS, with the shipped users."""
 
     @property
     def url(self) -> str:
@@ -54,7 +54,7 @@ class ShippedRedis(TlsRedis):
 
 
 class GuardedWorld(World):
-    """Its service logs in to Kafka and Redis over TLS and may do what it is listed to; tests need not."""
+    """Its service logs in to Kafka and Redis over TLS with the listed permissions; the tests do not."""
 
     def __init__(self, folder: Path, certificates: Certificates, engine: str) -> None:
         ports = {name: free_port() for name in ("PLAINTEXT", "GUARDED", "CONTROLLER")}
@@ -153,7 +153,7 @@ def attacked(
 
 
 def p99_ms(world: World) -> int:
-    """Of the lateness of what is asked now. Raises unless each comes once, and none early."""
+    """The 99th percentile of the lateness of new requests. Raises unless each is delivered once, and none early."""
     before = len(world.asked)
     world.ask(ASKED, from_s=FROM_S, within_s=FROM_S + ASKED_S)
     world.wait_delivered(120)
@@ -163,7 +163,7 @@ def p99_ms(world: World) -> int:
 
 
 def memory(service: ServiceProcess) -> int:
-    """Bytes of the service and of all that it started."""
+    """Memory of the service and its children, in bytes."""
     held = 0
     for process in service.family():
         with suppress(psutil.NoSuchProcess):
@@ -173,9 +173,9 @@ def memory(service: ServiceProcess) -> int:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: World) -> None:
+def test_an_http_attacker_neither_delays_messages_nor_fills_memory(attacked: World) -> None:
     service = attacked.start_service(poll_interval_ms=100).wait_ready()
-    p99_ms(attacked)  # warm
+    p99_ms(attacked)  # warm-up
     calm, before = p99_ms(attacked), memory(service)
     port = service.address.rpartition(":")[2]
     tokens = [READ_TOKEN] if isinstance(attacked, GuardedWorld) else []
@@ -199,7 +199,7 @@ def test_who_means_harm_at_the_door_delays_nobody_and_fills_no_memory(attacked: 
 
 
 @pytest.mark.parametrize(("kept", "is_taken"), [("producer", True), ("uncompressed", False)])
-def test_a_topic_that_is_kept_uncompressed_takes_no_batch_that_is_small_only_on_disk(
+def test_an_uncompressed_topic_limits_batches_by_their_uncompressed_size(
     stack: EmbeddedStack, kept: str, is_taken: bool
 ) -> None:
     servers: dict[str, Any] = {"bootstrap.servers": stack.kafka.bootstrap_servers}

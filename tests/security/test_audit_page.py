@@ -1,4 +1,4 @@
-"""The audit's page for people shows what callers wrote, and is made of its own tags alone."""
+"""The HTML page of the audit shows text of callers, and contains only its own tags."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verdict_about(*names: str) -> AuditVerdict:
 
 
 @pytest.mark.parametrize("first", range(0, len(WRITABLE), SHOWN))
-def test_what_callers_wrote_is_text(first: int) -> None:
+def test_text_of_callers_adds_no_tags_to_the_audit_page(first: int) -> None:
     texts = WRITABLE[first : first + SHOWN]
     plain = Tags(page(verdict_about(*(f"plain{n}" for n in range(len(texts))))))
     hostile = Tags(page(verdict_about(*texts)))

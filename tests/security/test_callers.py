@@ -1,4 +1,4 @@
-"""What a caller writes stays where it belongs: no other topic, key, log line, metric or terminal."""
+"""Records of a caller affect no other topic, key, log line, metric or terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LABELS = {"topic", "reason", "shard", "journal", "le", "target"}
 
 
 @pytest.mark.service
-def test_a_request_for_a_topic_of_kafka_or_blackbox_is_a_dead_letter(world: World) -> None:
+def test_a_request_to_a_topic_of_kafka_or_blackbox_becomes_a_dead_letter(world: World) -> None:
     other = f"{world.name}.other"
     world.create(NewTopic(other, 1))
     topics = f"{world.requests}:countdown,{other}:countdown"
@@ -69,7 +69,7 @@ OWN_KEY = re.compile(rb"blackbox:\{TB-0\}:(due|ids|state|receipts|cold|msg:[0-9a
 @pytest.mark.service
 @with_settings(max_examples=60)
 @given(caller=texts, id=texts, name=texts, value=texts, topic=texts, key=texts)
-def test_nothing_in_a_request_becomes_a_part_of_a_key(
+def test_no_content_of_a_request_becomes_part_of_a_redis_key(
     own_server: EmbeddedRedis, caller: str, id: str, name: str, value: str, topic: str, key: str
 ) -> None:
     asked = {"message": value, "countdown": 9, "id": id, "headers": {name: value}, "key": key}
@@ -97,14 +97,14 @@ def test_nothing_in_a_request_becomes_a_part_of_a_key(
 
 
 @given(text=texts)
-def test_a_log_line_is_one_line_and_moves_no_terminal(text: str) -> None:
+def test_a_log_message_is_one_printable_line(text: str) -> None:
     formatter = IsoFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     record = logging.LogRecord("blackbox.x", logging.INFO, "", 0, "said %s", (text,), None)
     assert formatter.format(record).isprintable()
 
 
 @given(text=texts)
-def test_an_exception_in_the_log_cannot_pass_for_a_line_of_its_own(text: str) -> None:
+def test_an_exception_in_the_log_cannot_imitate_a_log_line(text: str) -> None:
     formatter = IsoFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         raise ValueError(text)
@@ -127,7 +127,7 @@ def test_json_for_machines_is_printable_and_means_the_same(text: str) -> None:
 def besieged(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[World, ServiceProcess, set[str]]]:
-    """A service that was given everything hostile, and the series it showed before."""
+    """A service that has read all hostile records, and the time series it had before."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("besieged")) as world:
         service = world.start_service(retries=0).wait_ready()
         world.ask(4, within_s=0)
@@ -167,7 +167,7 @@ def samples(service: ServiceProcess) -> list[Any]:
 
 
 def series(service: ServiceProcess) -> set[str]:
-    """Each time series that is shown, with its positions."""
+    """Each time series, with its labels."""
     return {f"{sample.name}{sorted(sample.labels.items())}" for sample in samples(service)}
 
 
@@ -185,7 +185,7 @@ def test_callers_add_no_time_series(besieged: tuple[World, ServiceProcess, set[s
 
 
 @pytest.mark.service
-def test_callers_write_no_log(besieged: tuple[World, ServiceProcess, set[str]]) -> None:
+def test_callers_cannot_forge_log_lines(besieged: tuple[World, ServiceProcess, set[str]]) -> None:
     _, service, _ = besieged
     lines = service.log.read_text().split("\n")[:-1]
     assert [line for line in lines if not LINE.fullmatch(line) or not line.isprintable()] == []
@@ -193,7 +193,9 @@ def test_callers_write_no_log(besieged: tuple[World, ServiceProcess, set[str]]) 
 
 @pytest.mark.proof
 @pytest.mark.service
-def test_callers_reach_no_terminal(besieged: tuple[World, ServiceProcess, set[str]]) -> None:
+def test_callers_cannot_send_commands_to_a_terminal(
+    besieged: tuple[World, ServiceProcess, set[str]],
+) -> None:
     world, _, _ = besieged
     end = len(list(hostile_records(world)))
     for offset in range(0, end, 7):

@@ -1,4 +1,4 @@
-"""The list of Kafka's ACLs in `deploy/kafka-acls.csv`: enough for each command, and none too many."""
+"""The list of Kafka's ACLs in `deploy/kafka-acls.csv`: enough for each command, and none unnecessary."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.world import ServiceProcess, until
 pytestmark = pytest.mark.service
 
 
-class Town:
-    """Topics, a group and ids of the list's names behind a prefix of their own, and one who may use them."""
+class Deployment:
+    """Topics, a group and ids with the names of the list and a prefix, and a user for them."""
 
     def __init__(self, kafka: GuardedKafka, redis_url: str, folder: Path) -> None:
         self.prefix = f"t{uuid4().hex[:8]}."
@@ -107,10 +107,10 @@ class Town:
         asked = {"topic": self.target, "message": message, "countdown": countdown}
         self.kafka.send(self.requests, json.dumps(asked))
 
-    def ask_for_nothing(self) -> None:
+    def send_invalid(self) -> None:
         self.kafka.send(self.requests, "no request")
 
-    def said(self) -> str:
+    def logged(self) -> str:
         """What the services log, and the details of their dead letters."""
         letters = self.kafka.read(self.letters)
         details = [dict(letter.headers() or [])["blackbox-detail"] for letter in letters]
@@ -121,7 +121,7 @@ class Town:
     def until_delivered(self, count: int) -> None:
         until("they are delivered", lambda: len(self.kafka.read(self.target)) == count)
 
-    def until_letters(self, count: int) -> None:
+    def until_dead_letters(self, count: int) -> None:
         until("they are dead letters", lambda: len(self.kafka.read(self.letters)) == count)
 
     def close(self) -> None:
@@ -130,14 +130,16 @@ class Town:
 
 
 @pytest.fixture
-def town(guarded_kafka: GuardedKafka, stack: EmbeddedStack, tmp_path: Path) -> Iterator[Town]:
-    town = Town(guarded_kafka, stack.redis_url, tmp_path)
-    yield town
-    town.close()
+def deployment(
+    guarded_kafka: GuardedKafka, stack: EmbeddedStack, tmp_path: Path
+) -> Iterator[Deployment]:
+    deployment = Deployment(guarded_kafka, stack.redis_url, tmp_path)
+    yield deployment
+    deployment.close()
 
 
 def each(*commands: str) -> pytest.MarkDecorator:
-    """Once for each right of these commands, which is then missing."""
+    """Once for each permission of these commands, which is then missing."""
     return pytest.mark.parametrize("missing", kafka_rights(*commands), ids=str)
 
 
@@ -146,159 +148,171 @@ def without(missing: Right, *commands: str) -> list[Right]:
 
 
 def grants(right: Right) -> Callable[[str], object]:
-    """Whether a text says to grant this right."""
+    """Whether a text says to grant this permission."""
     what = rf"grant (\w+ and )?{right.operation}( and \w+)? on {right.resource} {right.name}"
     return re.compile(what.replace(".", r"\.")).search
 
 
-def test_with_its_rights_the_service_does_all_its_work(town: Town) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run", "check"))
-    service = town.start().wait_ready()
-    town.ask()
-    town.until_delivered(1)
-    town.ask_for_nothing()
-    town.until_letters(1)
+def test_with_its_permissions_the_service_does_all_its_work(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run", "check"))
+    service = deployment.start().wait_ready()
+    deployment.ask()
+    deployment.until_delivered(1)
+    deployment.send_invalid()
+    deployment.until_dead_letters(1)
     assert service.stop() == 0
-    town.start().wait_ready()
-    town.ask()
-    town.until_delivered(2)
-    assert "authorization" not in town.said()
+    deployment.start().wait_ready()
+    deployment.ask()
+    deployment.until_delivered(2)
+    assert "authorization" not in deployment.logged()
 
 
-def leave_a_letter(town: Town) -> None:
-    town.start().wait_ready()
-    town.ask_for_nothing()
-    town.until_letters(1)
-    town.services[-1].stop()
+def leave_a_dead_letter(deployment: Deployment) -> None:
+    deployment.start().wait_ready()
+    deployment.send_invalid()
+    deployment.until_dead_letters(1)
+    deployment.services[-1].stop()
 
 
-MEANWHILE = {"orders": Town.ask, "blackbox.dead-letters": Town.ask_for_nothing}
+MEANWHILE = {"orders": Deployment.ask, "blackbox.dead-letters": Deployment.send_invalid}
 
 
 @pytest.mark.proof
 @each("run")
-def test_without_one_of_its_rights_the_service_says_which(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, "run"))
-    town.start()
+def test_without_one_of_its_permissions_the_service_names_it(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, "run"))
+    deployment.start()
     if missing.name in MEANWHILE:
-        MEANWHILE[missing.name](town)
-    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+        MEANWHILE[missing.name](deployment)
+    until(f"it says: {missing}", lambda: grants(deployment.own(missing))(deployment.logged()))
 
 
-def forget(town: Town) -> None:
-    """Take the index away, so that the last receipt is doubtful as after a crash."""
-    with Redis.from_url(town.redis_url) as client:
-        client.delete(*client.scan_iter(f"blackbox:{{{town.requests}-0}}:*"))
+def forget(deployment: Deployment) -> None:
+    """Delete the index, so that the last receipt is checked as after a crash."""
+    with Redis.from_url(deployment.redis_url) as client:
+        client.delete(*client.scan_iter(f"blackbox:{{{deployment.requests}-0}}:*"))
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("letters", [False, True])
-def test_a_shard_opens_without_the_right_to_read_back_and_what_it_cannot_check_waits_in_doubt(
-    town: Town, letters: bool
+def test_without_permission_to_read_targets_unchecked_requests_are_in_doubt(
+    deployment: Deployment, letters: bool
 ) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run"))
-    town.start().wait_ready()
-    (Town.ask_for_nothing if letters else Town.ask)(town)
-    (Town.until_letters if letters else Town.until_delivered)(town, 1)
-    town.services[-1].stop()
-    forget(town)
+    deployment.create_all()
+    deployment.allow(kafka_rights("run"))
+    deployment.start().wait_ready()
+    (Deployment.send_invalid if letters else Deployment.ask)(deployment)
+    (Deployment.until_dead_letters if letters else Deployment.until_delivered)(deployment, 1)
+    deployment.services[-1].stop()
+    forget(deployment)
     [taken] = [
         right
         for right in kafka_rights("run")
         if right.operation == "Read"
-        and town.own(right).name == (town.letters if letters else town.target)
+        and deployment.own(right).name == (deployment.letters if letters else deployment.target)
     ]
-    town.allow(without(taken, "run"))
-    service = town.start().wait_ready()
-    until("it says so", lambda: grants(town.own(taken))(service.log.read_text()))
-    until("it is in doubt", lambda: service.metric("blackbox_in_doubt") == 1)
+    deployment.allow(without(taken, "run"))
+    service = deployment.start().wait_ready()
+    until("it reports it", lambda: grants(deployment.own(taken))(service.log.read_text()))
+    until("it is doubtful", lambda: service.metric("blackbox_in_doubt") == 1)
 
-    town.allow(kafka_rights("run"))
-    until("it is no more", lambda: service.metric("blackbox_in_doubt") == 0)
+    deployment.allow(kafka_rights("run"))
+    until("it is no longer doubtful", lambda: service.metric("blackbox_in_doubt") == 0)
     service.stop()
-    assert len(town.kafka.read(town.letters if letters else town.target)) == 1
+    assert len(deployment.kafka.read(deployment.letters if letters else deployment.target)) == 1
 
 
 @pytest.mark.proof
-def test_a_message_that_may_not_be_written_holds_up_no_other(town: Town) -> None:
-    town.create_all()
-    refused = f"{town.prefix}seen"
-    town.create(refused)
+def test_a_message_without_permission_to_write_does_not_delay_others(
+    deployment: Deployment,
+) -> None:
+    deployment.create_all()
+    refused = f"{deployment.prefix}seen"
+    deployment.create(refused)
     seen = Right("", "topic", "seen", "literal", "Describe", "")
-    town.allow([*kafka_rights("run"), seen])
-    for topic in (refused, town.target) * 3:
-        town.kafka.send(town.requests, json.dumps({"topic": topic, "message": "x", "countdown": 0}))
-    town.start()
-    town.until_delivered(3)
-    town.until_letters(3)
-    assert grants(Right("", "topic", refused, "literal", "Write", ""))(town.said())
+    deployment.allow([*kafka_rights("run"), seen])
+    for topic in (refused, deployment.target) * 3:
+        deployment.kafka.send(
+            deployment.requests, json.dumps({"topic": topic, "message": "x", "countdown": 0})
+        )
+    deployment.start()
+    deployment.until_delivered(3)
+    deployment.until_dead_letters(3)
+    assert grants(Right("", "topic", refused, "literal", "Write", ""))(deployment.logged())
 
 
 CREATES = "run that creates its topics"
 
 
 @pytest.mark.proof
-def test_a_service_may_be_allowed_to_create_its_topics(town: Town) -> None:
-    town.create(town.target)
-    town.allow(kafka_rights("run", CREATES))
-    town.start().wait_ready()
-    town.ask()
-    town.until_delivered(1)
+def test_a_service_may_be_allowed_to_create_its_topics(deployment: Deployment) -> None:
+    deployment.create(deployment.target)
+    deployment.allow(kafka_rights("run", CREATES))
+    deployment.start().wait_ready()
+    deployment.ask()
+    deployment.until_delivered(1)
 
 
 @pytest.mark.proof
 @each(CREATES)
-def test_without_the_right_to_create_a_topic_the_service_says_so(
-    town: Town, missing: Right
+def test_without_permission_to_create_a_topic_the_service_names_it(
+    deployment: Deployment, missing: Right
 ) -> None:
-    town.create(town.target)
-    town.allow(without(missing, "run", CREATES))
-    town.start()
-    log = town.services[0].log
-    until(f"it says: {missing}", lambda: grants(town.own(missing))(log.read_text()))
+    deployment.create(deployment.target)
+    deployment.allow(without(missing, "run", CREATES))
+    deployment.start()
+    log = deployment.services[0].log
+    until(f"it says: {missing}", lambda: grants(deployment.own(missing))(log.read_text()))
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_a_target_refuses_is_found_with_and_without_the_right_to_know_it(
-    town: Town, is_allowed: bool
+def test_refused_messages_are_found_with_and_without_describe_configs(
+    deployment: Deployment, is_allowed: bool
 ) -> None:
-    town.create_all()
-    compacted = NewTopic(town.prefix + "compacted", 1, config={"cleanup.policy": "compact"})
-    town.kafka.admin.create_topics([compacted])[compacted.topic].result()
+    deployment.create_all()
+    compacted = NewTopic(deployment.prefix + "compacted", 1, config={"cleanup.policy": "compact"})
+    deployment.kafka.admin.create_topics([compacted])[compacted.topic].result()
     rights = kafka_rights("run", *([KNOWS] if is_allowed else []))
     there = [right._replace(name="compacted") for right in rights if right.name == "orders"]
-    town.allow([*rights, *there])
-    town.kafka.send(
-        town.requests, json.dumps({"topic": compacted.topic, "message": "x", "countdown": 0})
+    deployment.allow([*rights, *there])
+    deployment.kafka.send(
+        deployment.requests, json.dumps({"topic": compacted.topic, "message": "x", "countdown": 0})
     )
-    town.ask()
-    town.start().wait_ready()
-    town.until_letters(1)
-    town.until_delivered(1)
-    [letter] = town.kafka.read(town.letters)
+    deployment.ask()
+    deployment.start().wait_ready()
+    deployment.until_dead_letters(1)
+    deployment.until_delivered(1)
+    [letter] = deployment.kafka.read(deployment.letters)
     assert dict(letter.headers() or [])["blackbox-reason"] == b"refused"
-    assert ("recovering" in town.said()) is not is_allowed
+    assert ("recovering" in deployment.logged()) is not is_allowed
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_receipts_grow_with_the_right_to_alter_them(town: Town, is_allowed: bool) -> None:
+def test_receipts_get_partitions_only_with_the_permission_to_alter_them(
+    deployment: Deployment, is_allowed: bool
+) -> None:
     [right] = kafka_rights("run when TB grows")
-    town.create_all()
-    town.kafka.admin.delete_topics([town.requests])[town.requests].result()
-    until("it is gone", lambda: town.requests not in town.kafka.admin.list_topics().topics)
-    town.create(town.requests, 2)
-    town.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
-    service = town.start()
+    deployment.create_all()
+    deployment.kafka.admin.delete_topics([deployment.requests])[deployment.requests].result()
+    until(
+        "it is gone", lambda: deployment.requests not in deployment.kafka.admin.list_topics().topics
+    )
+    deployment.create(deployment.requests, 2)
+    deployment.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
+    service = deployment.start()
     if is_allowed:
         service.wait_ready()
-        assert Topics(town.kafka.admin).partitions([town.receipts]) == {town.receipts: 2}
+        assert Topics(deployment.kafka.admin).partitions([deployment.receipts]) == {
+            deployment.receipts: 2
+        }
     else:
-        until("it says so", lambda: grants(town.own(right))(town.said()))
+        until("it reports it", lambda: grants(deployment.own(right))(deployment.logged()))
 
 
 WRITES = "API and cancel and reschedule"
@@ -312,104 +326,116 @@ COLD = "run with a cold tier"
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_cold_tier_delivers(town: Town) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run", COLD))
-    town.start(hot_horizon_s=1).wait_ready()
-    town.ask(2.5)
-    town.until_delivered(1)
+def test_with_its_permissions_the_cold_tier_delivers(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run", COLD))
+    deployment.start(hot_horizon_s=1).wait_ready()
+    deployment.ask(2.5)
+    deployment.until_delivered(1)
 
 
 @pytest.mark.proof
 @each(COLD)
-def test_without_one_of_its_rights_the_cold_tier_says_which(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, "run", COLD))
-    town.start(hot_horizon_s=1).wait_ready()
-    town.ask(2.5)
-    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+def test_without_one_of_its_permissions_the_cold_tier_names_it(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, "run", COLD))
+    deployment.start(hot_horizon_s=1).wait_ready()
+    deployment.ask(2.5)
+    until(f"it says: {missing}", lambda: grants(deployment.own(missing))(deployment.logged()))
 
 
 @pytest.mark.proof
-def test_the_cold_tier_delivers_without_knowing_how_long_kafka_keeps_it(town: Town) -> None:
-    town.create_all()
+def test_the_cold_tier_delivers_without_permission_to_read_the_retention(
+    deployment: Deployment,
+) -> None:
+    deployment.create_all()
     [config] = [right for right in kafka_rights(COLD) if right.operation == "DescribeConfigs"]
-    town.allow(without(config, "run", COLD))
-    service = town.start(hot_horizon_s=1).wait_ready()
+    deployment.allow(without(config, "run", COLD))
+    service = deployment.start(hot_horizon_s=1).wait_ready()
     for _ in range(3):
-        town.ask(2.5)
-    town.until_delivered(3)
+        deployment.ask(2.5)
+    deployment.until_delivered(3)
     assert service.log.read_text().count("cannot read its retention") == 1
 
 
 TRIMS = "run that trims"
 
 
-def start_trimming(town: Town) -> ServiceProcess:
-    """A service that looks each second what it can remove."""
-    for topic in (town.letters, town.target):
-        town.create(topic)
-    for topic in (town.requests, town.receipts):
-        town.create(topic, retention_ms="-1")
-    return town.start(retention_s=1, trim_interval_s=1).wait_ready()
+def start_trimming(deployment: Deployment) -> ServiceProcess:
+    """A service that trims every second."""
+    for topic in (deployment.letters, deployment.target):
+        deployment.create(topic)
+    for topic in (deployment.requests, deployment.receipts):
+        deployment.create(topic, retention_ms="-1")
+    return deployment.start(retention_s=1, trim_interval_s=1).wait_ready()
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_service_trims_both_journals(town: Town) -> None:
-    town.allow(kafka_rights("run", TRIMS))
-    start_trimming(town)
+def test_with_its_permissions_the_service_trims_both_journals(deployment: Deployment) -> None:
+    deployment.allow(kafka_rights("run", TRIMS))
+    start_trimming(deployment)
 
     def are_trimmed() -> bool:
-        town.ask()
-        return town.first_kept(town.requests) > 0 and town.first_kept(town.receipts) > 0
+        deployment.ask()
+        return (
+            deployment.first_kept(deployment.requests) > 0
+            and deployment.first_kept(deployment.receipts) > 0
+        )
 
     until("both are trimmed", are_trimmed, every_s=0.5)
 
 
 @pytest.mark.proof
 @each(TRIMS)
-def test_without_one_of_the_rights_to_trim_the_service_says_which_and_delivers(
-    town: Town, missing: Right
+def test_without_a_permission_to_trim_the_service_names_it_and_delivers(
+    deployment: Deployment, missing: Right
 ) -> None:
-    town.allow(without(missing, "run", TRIMS))
-    service = start_trimming(town)
+    deployment.allow(without(missing, "run", TRIMS))
+    service = start_trimming(deployment)
 
-    def says_so() -> object:
-        town.ask()
-        return grants(town.own(missing))(service.log.read_text())
+    def names_it() -> object:
+        deployment.ask()
+        return grants(deployment.own(missing))(service.log.read_text())
 
-    until(f"it says: {missing}", says_so, every_s=0.5)
-    assert town.first_kept(town.own(missing).name) == 0
-    until("it delivers", lambda: town.kafka.read(town.target))
+    until(f"it says: {missing}", names_it, every_s=0.5)
+    assert deployment.first_kept(deployment.own(missing).name) == 0
+    until("it delivers", lambda: deployment.kafka.read(deployment.target))
 
 
 SCHEDULES = "run with schedules"
 
 
-def start_schedules(town: Town) -> None:
-    town.create_all()
-    town.create(town.prefix + "history")
-    town.start(request_topics=f"{town.requests}:scheduler", history_topic=town.prefix + "history")
-    terms = {"scheduler-epoch": "1", "scheduler-target-topic": town.target}
-    town.kafka.send(town.requests, "x", key="s-1", headers=list(terms.items()))
+def start_schedules(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.create(deployment.prefix + "history")
+    deployment.start(
+        request_topics=f"{deployment.requests}:scheduler",
+        history_topic=deployment.prefix + "history",
+    )
+    terms = {"scheduler-epoch": "1", "scheduler-target-topic": deployment.target}
+    deployment.kafka.send(deployment.requests, "x", key="s-1", headers=list(terms.items()))
 
 
 @pytest.mark.proof
-def test_with_its_rights_schedules_are_delivered_and_ended(town: Town) -> None:
-    town.allow(kafka_rights("run", SCHEDULES))
-    start_schedules(town)
-    town.until_delivered(1)
-    assert len(town.kafka.read(town.prefix + "history")) == 1
-    assert [record.value() for record in town.kafka.read(town.requests)] == [b"x", None]
+def test_with_their_permissions_schedules_are_delivered_and_ended(deployment: Deployment) -> None:
+    deployment.allow(kafka_rights("run", SCHEDULES))
+    start_schedules(deployment)
+    deployment.until_delivered(1)
+    assert len(deployment.kafka.read(deployment.prefix + "history")) == 1
+    assert [record.value() for record in deployment.kafka.read(deployment.requests)] == [b"x", None]
 
 
 @pytest.mark.proof
 @each(SCHEDULES)
-def test_without_one_of_their_rights_schedules_say_which(town: Town, missing: Right) -> None:
-    town.allow(without(missing, "run", SCHEDULES))
-    start_schedules(town)
-    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
-    assert town.kafka.read(town.target) == []
+def test_without_one_of_the_permissions_for_schedules_the_service_names_it(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.allow(without(missing, "run", SCHEDULES))
+    start_schedules(deployment)
+    until(f"it says: {missing}", lambda: grants(deployment.own(missing))(deployment.logged()))
+    assert deployment.kafka.read(deployment.target) == []
 
 
 OSCILLATOR = "run with an oscillator"
@@ -417,34 +443,36 @@ OSCILLATOR_CREATES = "run with an oscillator that creates its topic"
 
 
 @pytest.mark.proof
-def test_with_its_rights_the_oscillator_writes(town: Town) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run", OSCILLATOR, OSCILLATOR_CREATES))
-    town.start(oscillator_topic=town.prefix + "oscillator").wait_ready()
-    until("it writes", lambda: len(town.kafka.read(town.prefix + "oscillator")) > 1)
+def test_with_its_permissions_the_oscillator_writes(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run", OSCILLATOR, OSCILLATOR_CREATES))
+    deployment.start(oscillator_topic=deployment.prefix + "oscillator").wait_ready()
+    until("it writes", lambda: len(deployment.kafka.read(deployment.prefix + "oscillator")) > 1)
 
 
 @pytest.mark.proof
 @each(OSCILLATOR, OSCILLATOR_CREATES)
-def test_without_one_of_its_rights_the_oscillator_says_which(town: Town, missing: Right) -> None:
-    town.create_all()
+def test_without_one_of_its_permissions_the_oscillator_names_it(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.create_all()
     if missing.command == OSCILLATOR:
-        town.create(town.prefix + "oscillator")
-        town.kafka.send(town.prefix + "oscillator", "1", key="1")
-    town.allow(without(missing, "run", OSCILLATOR, OSCILLATOR_CREATES))
-    town.start(oscillator_topic=town.prefix + "oscillator")
-    until(f"it says: {missing}", lambda: grants(town.own(missing))(town.said()))
+        deployment.create(deployment.prefix + "oscillator")
+        deployment.kafka.send(deployment.prefix + "oscillator", "1", key="1")
+    deployment.allow(without(missing, "run", OSCILLATOR, OSCILLATOR_CREATES))
+    deployment.start(oscillator_topic=deployment.prefix + "oscillator")
+    until(f"it says: {missing}", lambda: grants(deployment.own(missing))(deployment.logged()))
 
 
 @pytest.mark.proof
-def test_an_oscillator_that_may_not_write_to_a_new_topic_lags(town: Town) -> None:
-    town.create_all()
-    town.create(town.prefix + "oscillator")
+def test_an_oscillator_without_permission_to_write_lags(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.create(deployment.prefix + "oscillator")
     rights = kafka_rights("run", OSCILLATOR)
-    town.allow(
+    deployment.allow(
         right for right in rights if (right.name, right.operation) != ("oscillator", "Write")
     )
-    service = town.start(oscillator_topic=town.prefix + "oscillator").wait_ready()
+    service = deployment.start(oscillator_topic=deployment.prefix + "oscillator").wait_ready()
     until("it lags", lambda: service.metric("blackbox_oscillator_lag_seconds") > 2)
 
 
@@ -453,80 +481,82 @@ RECURRING = "run with recurring requests"
 
 @pytest.mark.proof
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_recurs_needs_the_right_to_ask_for_the_next_time(town: Town, is_allowed: bool) -> None:
+def test_a_recurring_request_needs_the_permission_to_write_requests(
+    deployment: Deployment, is_allowed: bool
+) -> None:
     [right] = kafka_rights(RECURRING)
-    town.create_all()
-    town.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
-    town.start()
-    asked = {"topic": town.target, "message": "x", "id": "r", "every": 1}
-    town.kafka.send(town.requests, json.dumps(asked))
-    town.ask(message="others")
+    deployment.create_all()
+    deployment.allow([*kafka_rights("run"), *([right] if is_allowed else [])])
+    deployment.start()
+    asked = {"topic": deployment.target, "message": "x", "id": "r", "every": 1}
+    deployment.kafka.send(deployment.requests, json.dumps(asked))
+    deployment.ask(message="others")
     if is_allowed:
-        until("it recurs", lambda: len(town.kafka.read(town.target)) >= 3)
+        until("it recurs", lambda: len(deployment.kafka.read(deployment.target)) >= 3)
     else:
-        until("it says so", lambda: grants(town.own(right))(town.said()))
-        town.until_delivered(1)
+        until("it reports it", lambda: grants(deployment.own(right))(deployment.logged()))
+        deployment.until_delivered(1)
 
 
 @pytest.mark.proof
-def test_with_its_rights_each_command_does_its_work(town: Town) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run"))
-    town.start().wait_ready()
-    town.ask()
-    town.until_delivered(1)
-    town.allow(kafka_rights("run", "check"))
-    assert "not checked" not in town.run("check").out
-    town.allow(kafka_rights("send"))
-    sent = town.run("send", "--topic", "no.such", "--message", "x", "--countdown", "0")
+def test_with_its_permissions_each_command_does_its_work(deployment: Deployment) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run"))
+    deployment.start().wait_ready()
+    deployment.ask()
+    deployment.until_delivered(1)
+    deployment.allow(kafka_rights("run", "check"))
+    assert "not checked" not in deployment.run("check").out
+    deployment.allow(kafka_rights("send"))
+    sent = deployment.run("send", "--topic", "no.such", "--message", "x", "--countdown", "0")
     assert sent.code == 0, sent
-    town.allow(kafka_rights("run"))
-    town.until_letters(1)
-    town.allow(kafka_rights("status"))
-    assert town.run("status").code == 0
-    town.allow(kafka_rights("show"))
-    shown = town.run("show", "--json", sent.out.strip())
+    deployment.allow(kafka_rights("run"))
+    deployment.until_dead_letters(1)
+    deployment.allow(kafka_rights("status"))
+    assert deployment.run("status").code == 0
+    deployment.allow(kafka_rights("show"))
+    shown = deployment.run("show", "--json", sent.out.strip())
     assert (shown.code, shown.json["reason"]) == (0, "not-authorized"), shown
-    town.allow(kafka_rights("show", "letters"))
-    place = town.run("letters", "--json").json["place"]
-    assert town.run("letters", "--replay", str(place)).code == 0
-    town.allow(kafka_rights("send"))
-    pending = town.run("send", "--topic", "no.such", "--message", "x", "--countdown", "60")
-    town.allow(kafka_rights("show", WRITES))
-    assert town.run("cancel", "--json", pending.out.strip()).json["outcome"] == "asked"
-    moved = town.run("reschedule", "--json", pending.out.strip(), "--countdown", "90")
+    deployment.allow(kafka_rights("show", "letters"))
+    place = deployment.run("letters", "--json").json["place"]
+    assert deployment.run("letters", "--replay", str(place)).code == 0
+    deployment.allow(kafka_rights("send"))
+    pending = deployment.run("send", "--topic", "no.such", "--message", "x", "--countdown", "60")
+    deployment.allow(kafka_rights("show", WRITES))
+    assert deployment.run("cancel", "--json", pending.out.strip()).json["outcome"] == "asked"
+    moved = deployment.run("reschedule", "--json", pending.out.strip(), "--countdown", "90")
     assert moved.json["outcome"] == "asked"
     for command, lines in LOOKS_AT_SHARDS.items():
-        town.allow(kafka_rights(command))
-        assert [town.run(*line).code for line in lines] == [0] * len(lines)
-    town.allow(kafka_rights("load"))
-    load_a_piece(town)
+        deployment.allow(kafka_rights(command))
+        assert [deployment.run(*line).code for line in lines] == [0] * len(lines)
+    deployment.allow(kafka_rights("load"))
+    load_a_piece(deployment)
     for command, does in READ_BY_SPARK.items():
-        town.allow(kafka_rights(command, *ON_TOP_OF.get(command, ())))
-        does(town)
+        deployment.allow(kafka_rights(command, *ON_TOP_OF.get(command, ())))
+        does(deployment)
 
 
 @each("check")
-def test_what_check_may_not_see_it_names(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, "run", "check"))
-    assert grants(town.own(missing))(town.run("check", "--json").out)
+def test_check_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, "run", "check"))
+    assert grants(deployment.own(missing))(deployment.run("check", "--json").out)
 
 
 @each("rebind")
-def test_who_may_not_rebind_is_told(town: Town, missing: Right) -> None:
-    town.create_all()
-    tell(town, Receipt(at_ms=1, barrier=True))
-    town.allow(without(missing, "rebind"))
-    answer = town.run("rebind", town.requests, "--pending", "drop")
+def test_rebind_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    write_receipt(deployment, Receipt(at_ms=1, barrier=True))
+    deployment.allow(without(missing, "rebind"))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "drop")
     assert answer.code == 1
-    assert grants(town.own(missing))(answer.errors[0]), answer
+    assert grants(deployment.own(missing))(answer.errors[0]), answer
 
 
-def leave_pending(town: Town, pending: Entry | None = None) -> None:
+def leave_pending(deployment: Deployment, pending: Entry | None = None) -> None:
     """A request in an index of another topic."""
-    connections = pool(town.redis_url)
-    index = ShardIndex(Shard(town.requests, 0), connections, grace_s=3600)
+    connections = pool(deployment.redis_url)
+    index = ShardIndex(Shard(deployment.requests, 0), connections, grace_s=3600)
     index.load()
     index.begin(Positions(0, 0), binding=Binding("c", "another", "another", "g"))
     store(index, 0, 1, {0: pending or entry()})
@@ -539,218 +569,231 @@ CREATED_AGAIN = "rebind of a topic that was created again"
 DELIVERS = "rebind that delivers"
 
 
-def leave_receipts_of_another_group(town: Town) -> None:
-    town.create_all()
+def leave_receipts_of_another_group(deployment: Deployment) -> None:
+    deployment.create_all()
     for receipt in (
         Receipt(at_ms=1, barrier=True, group="another"),
-        Receipt(2, {f"{town.target}/0": [(0, 0)]}, letters={f"{town.letters}/0": [(1, 0)]}),
+        Receipt(
+            2, {f"{deployment.target}/0": [(0, 0)]}, letters={f"{deployment.letters}/0": [(1, 0)]}
+        ),
     ):
-        tell(town, receipt)
+        write_receipt(deployment, receipt)
 
 
-def tell(town: Town, receipt: Receipt) -> None:
-    town.kafka.send(town.receipts, encode(receipt), key=f"{town.requests}-0")
+def write_receipt(deployment: Deployment, receipt: Receipt) -> None:
+    deployment.kafka.send(deployment.receipts, encode(receipt), key=f"{deployment.requests}-0")
 
 
-def test_with_its_rights_it_decides_between_groups(town: Town) -> None:
-    leave_receipts_of_another_group(town)
-    town.allow(kafka_rights("rebind", DECIDES))
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
+def test_with_its_permissions_rebind_decides_between_groups(deployment: Deployment) -> None:
+    leave_receipts_of_another_group(deployment)
+    deployment.allow(kafka_rights("rebind", DECIDES))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "deliver")
     assert "another group" in answer.out, answer
 
 
 @pytest.mark.parametrize(
     "missing", [r for r in kafka_rights(DECIDES) if r.operation == "Write"], ids=str
 )
-def test_who_may_not_decide_between_groups_is_told(town: Town, missing: Right) -> None:
-    leave_receipts_of_another_group(town)
-    town.allow(without(missing, "rebind", DECIDES))
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
+def test_rebind_names_missing_permissions_to_decide_between_groups(
+    deployment: Deployment, missing: Right
+) -> None:
+    leave_receipts_of_another_group(deployment)
+    deployment.allow(without(missing, "rebind", DECIDES))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "deliver")
     assert answer.code == 1
-    assert grants(town.own(missing))(answer.errors[0]), answer
+    assert grants(deployment.own(missing))(answer.errors[0]), answer
 
 
 @pytest.mark.proof
-def test_with_its_rights_a_rebind_delivers_what_was_pending(town: Town) -> None:
-    town.create_all()
-    leave_pending(town)
-    town.allow(kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS))
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
+def test_with_its_permissions_rebind_writes_pending_requests_again(deployment: Deployment) -> None:
+    deployment.create_all()
+    leave_pending(deployment)
+    deployment.allow(kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "deliver")
     assert "1 written again" in answer.out, answer
-    assert len(town.kafka.read(town.requests)) == 1
+    assert len(deployment.kafka.read(deployment.requests)) == 1
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("missing", [r for r in kafka_rights(DELIVERS) if r.name == "TB"], ids=str)
-def test_who_may_not_write_and_read_requests_does_not_deliver_what_was_pending(
-    town: Town, missing: Right
+def test_rebind_names_missing_permissions_to_write_requests_again(
+    deployment: Deployment, missing: Right
 ) -> None:
-    town.create_all()
-    town.ask(60)
-    leave_pending(town)
-    town.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN, DELIVERS))
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    deployment.create_all()
+    deployment.ask(60)
+    leave_pending(deployment)
+    deployment.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN, DELIVERS))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "deliver")
     assert answer.code == 1
-    assert grants(town.own(missing))(answer.errors[0]), answer
+    assert grants(deployment.own(missing))(answer.errors[0]), answer
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_what_was_about_to_become_a_dead_letter_needs_the_right_to_write_it(
-    town: Town, is_allowed: bool
+def test_rebind_needs_permission_to_write_dead_letters(
+    deployment: Deployment, is_allowed: bool
 ) -> None:
     [right] = [right for right in kafka_rights(DELIVERS) if right.name != "TB"]
-    town.create_all()
+    deployment.create_all()
     unknown = entry()._replace(reason=Reason.OUTCOME_UNKNOWN)
-    leave_pending(town, pending=unknown)
+    leave_pending(deployment, pending=unknown)
     rights = kafka_rights("rebind", DECIDES, CREATED_AGAIN, DELIVERS)
-    town.allow([one for one in rights if is_allowed or one != right])
-    answer = town.run("rebind", town.requests, "--pending", "deliver")
+    deployment.allow([one for one in rights if is_allowed or one != right])
+    answer = deployment.run("rebind", deployment.requests, "--pending", "deliver")
     if is_allowed:
         assert "1 became dead letters" in answer.out, answer
-        assert len(town.kafka.read(town.letters)) == 1
+        assert len(deployment.kafka.read(deployment.letters)) == 1
     else:
         assert answer.code == 1
-        assert grants(town.own(right))(answer.errors[0]), answer
+        assert grants(deployment.own(right))(answer.errors[0]), answer
 
 
 @pytest.mark.parametrize("missing", kafka_rights(DECIDES, CREATED_AGAIN), ids=str)
-def test_who_may_not_begin_a_topic_that_was_created_again_is_told(
-    town: Town, missing: Right
+def test_rebind_names_missing_permissions_for_a_recreated_topic(
+    deployment: Deployment, missing: Right
 ) -> None:
-    town.create_all()
-    tell(town, Receipt(at_ms=1, barrier=True, topic_id="another"))
-    leave_pending(town)
-    town.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN))
-    answer = town.run("rebind", town.requests, "--pending", "drop")
+    deployment.create_all()
+    write_receipt(deployment, Receipt(at_ms=1, barrier=True, topic_id="another"))
+    leave_pending(deployment)
+    deployment.allow(without(missing, "rebind", DECIDES, CREATED_AGAIN))
+    answer = deployment.run("rebind", deployment.requests, "--pending", "drop")
     if missing.operation == "Write":
         assert answer.code == 1
-        assert grants(town.own(missing))(answer.errors[0]), answer
+        assert grants(deployment.own(missing))(answer.errors[0]), answer
     else:
         assert "another topic; 0 written again, 1 dropped" in answer.out, answer
-        assert len(town.kafka.read(town.receipts)) == 3  # both of the topic before end it
+        assert (
+            len(deployment.kafka.read(deployment.receipts)) == 3
+        )  # the receipts end with both of the former topic
 
 
 @each("send")
-def test_who_may_not_send_is_told(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow([])
-    answer = town.run("send", "--topic", "orders", "--message", "x", "--countdown", "0")
+def test_send_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    deployment.allow([])
+    answer = deployment.run("send", "--topic", "orders", "--message", "x", "--countdown", "0")
     assert answer.code == 1
-    assert grants(town.own(missing))(answer.errors[0])
+    assert grants(deployment.own(missing))(answer.errors[0])
 
 
-def client_of(town: Town) -> Client:
-    settings = town.kafka.login() | {"group.id": f"{town.prefix}blackbox-client"}
-    servers = town.kafka.kafka.bootstrap_servers
-    return Client(servers, request_topic=town.requests, kafka_settings=settings)
+def client_of(deployment: Deployment) -> Client:
+    settings = deployment.kafka.login() | {"group.id": f"{deployment.prefix}blackbox-client"}
+    servers = deployment.kafka.kafka.bootstrap_servers
+    return Client(servers, request_topic=deployment.requests, kafka_settings=settings)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("more", "reason"), [((), None), ((REASONS,), "not-authorized")])
-def test_with_its_rights_a_client_is_told_what_became_of_a_request(
-    town: Town, more: tuple[str, ...], reason: str | None
+def test_with_its_permissions_a_client_looks_up_a_request(
+    deployment: Deployment, more: tuple[str, ...], reason: str | None
 ) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run"))
-    town.start().wait_ready()
+    deployment.create_all()
+    deployment.allow(kafka_rights("run"))
+    deployment.start().wait_ready()
     asked = {"topic": "no.such", "message": "x", "countdown": 0}
-    town.kafka.send(town.requests, json.dumps(asked))
-    town.until_letters(1)
-    town.allow(kafka_rights("get", *more))
-    with client_of(town) as client:
-        told = client.get(request_id(Shard(town.requests, 0), 0))
+    deployment.kafka.send(deployment.requests, json.dumps(asked))
+    deployment.until_dead_letters(1)
+    deployment.allow(kafka_rights("get", *more))
+    with client_of(deployment) as client:
+        told = client.get(request_id(Shard(deployment.requests, 0), 0))
     assert (told.state, told.reason) == ("dead", reason)
-    assert str(told.dead_letter) == f"{town.letters}/0@0"
+    assert str(told.dead_letter) == f"{deployment.letters}/0@0"
 
 
 @each("get")
-def test_a_client_that_may_not_look_is_told(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.ask()
-    town.allow(without(missing, "get"))
-    with client_of(town) as client, pytest.raises(LookupFailed) as refused:
-        client.get(request_id(Shard(town.requests, 0), 0))
-    assert grants(town.own(missing))(str(refused.value))
+def test_a_client_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    deployment.ask()
+    deployment.allow(without(missing, "get"))
+    with client_of(deployment) as client, pytest.raises(LookupFailed) as refused:
+        client.get(request_id(Shard(deployment.requests, 0), 0))
+    assert grants(deployment.own(missing))(str(refused.value))
 
 
 @pytest.mark.proof
 @each("status", "show")
-def test_who_may_not_look_is_told(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(kafka_rights("run"))
-    leave_a_letter(town)
-    town.allow(without(missing, missing.command))
-    arguments = ("show", f"{town.requests}/0@0") if missing.command == "show" else ("status",)
-    answer = town.run(*arguments)
+def test_show_and_status_name_their_missing_permissions(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run"))
+    leave_a_dead_letter(deployment)
+    deployment.allow(without(missing, missing.command))
+    arguments = ("show", f"{deployment.requests}/0@0") if missing.command == "show" else ("status",)
+    answer = deployment.run(*arguments)
     assert answer.code == 1
-    assert grants(town.own(missing))(answer.errors[0])
+    assert grants(deployment.own(missing))(answer.errors[0])
 
 
 @each(*LOOKS_AT_SHARDS)
-def test_who_may_not_see_the_shards_is_told(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, missing.command))
-    told = grants(town.own(missing._replace(operation="Read")))  # which is more
+def test_commands_name_missing_permissions_to_describe_shards(
+    deployment: Deployment, missing: Right
+) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, missing.command))
+    told = grants(deployment.own(missing._replace(operation="Read")))  # which includes Describe
     for line in LOOKS_AT_SHARDS[missing.command]:
-        answer = town.run(*line)
+        answer = deployment.run(*line)
         assert answer.code == 1
         assert told(answer.errors[0])
 
 
-def load_a_piece(town: Town) -> None:
-    """What the tasks of `blackbox load` do."""
-    access = town.access()
+def load_a_piece(deployment: Deployment) -> None:
+    """The work of the tasks of `blackbox load`."""
+    access = deployment.access()
     name = piece_name(access, "0123abcd", 0)
-    PieceProgressReader(access, town.requests).of([name])
-    writer = PieceWriter(access, town.requests, name, 1)
+    PieceProgressReader(access, deployment.requests).of([name])
+    writer = PieceWriter(access, deployment.requests, name, 1)
     try:
         assert writer.open() == 0
         writer.send([(None, b"{}", [])], 1)
     finally:
         writer.close()
     assert (
-        PieceProgressReader(access, town.requests).of([name], wait_for_commits=True)[name].rows == 1
+        PieceProgressReader(access, deployment.requests)
+        .of([name], wait_for_commits=True)[name]
+        .rows
+        == 1
     )
 
 
 @each("load")
-def test_without_one_of_its_rights_load_says_which(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, "load"))
+def test_load_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, "load"))
     with pytest.raises(RecoveryRequired, match="grant") as refused:
-        load_a_piece(town)
-    assert grants(town.own(missing))(str(refused.value))
+        load_a_piece(deployment)
+    assert grants(deployment.own(missing))(str(refused.value))
 
 
-def read_journals(town: Town) -> None:
-    for topic in (town.requests, town.receipts):
-        read_topic(town, topic)
+def read_journals(deployment: Deployment) -> None:
+    for topic in (deployment.requests, deployment.receipts):
+        read_topic(deployment, topic)
 
 
-def read_topic(town: Town, topic: str) -> None:
-    access = town.access()
+def read_topic(deployment: Deployment, topic: str) -> None:
+    access = deployment.access()
     assert Topics(access.admin()).partitions([topic], to="Read") == {topic: 1}
     for _ in read_ranges(access, [Range(topic, 0, 0, 1)]):
         pass
 
 
 ON_TOP_OF = {"audit --targets": ("audit",)}
-READ_BY_SPARK: dict[str, Callable[[Town], None]] = {
+READ_BY_SPARK: dict[str, Callable[[Deployment], None]] = {
     "ledger": read_journals,
     "audit": read_journals,
-    "audit --targets": lambda town: read_topic(town, town.target),
+    "audit --targets": lambda deployment: read_topic(deployment, deployment.target),
 }
 
 
 @each(*READ_BY_SPARK)
-def test_without_one_of_its_rights_a_job_says_which(town: Town, missing: Right) -> None:
-    town.create_all()
-    town.allow(without(missing, missing.command, *ON_TOP_OF.get(missing.command, ())))
-    for topic in (town.requests, town.receipts, town.target):
-        town.kafka.send(topic, "x")
+def test_jobs_name_their_missing_permissions(deployment: Deployment, missing: Right) -> None:
+    deployment.create_all()
+    deployment.allow(without(missing, missing.command, *ON_TOP_OF.get(missing.command, ())))
+    for topic in (deployment.requests, deployment.receipts, deployment.target):
+        deployment.kafka.send(topic, "x")
     with pytest.raises(RecoveryRequired, match="grant") as refused:
-        READ_BY_SPARK[missing.command](town)
-    assert grants(town.own(missing))(str(refused.value))
+        READ_BY_SPARK[missing.command](deployment)
+    assert grants(deployment.own(missing))(str(refused.value))
 
 
 def test_the_tests_know_each_command_of_the_list() -> None:

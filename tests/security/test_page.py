@@ -1,4 +1,4 @@
-"""`docs/security.md` tells what `deploy/` ships, and names tests that exist."""
+"""`docs/security.md` shows what `deploy/` ships, and names existing tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 HERE = ROOT / "tests" / "security"
 
 
-def test_the_page_has_the_redis_users_as_they_are_shipped() -> None:
+def test_the_page_shows_the_shipped_redis_users() -> None:
     assert f"```text\n{REDIS_ACL.read_text()}```" in PAGE
 
 
-def test_the_page_has_each_right_in_kafka_as_it_is_shipped() -> None:
+def test_the_page_shows_the_shipped_kafka_permissions() -> None:
     rows = [
         f"| {r.command} | {r.resource} `{r.name}`{'…' if r.pattern == 'prefixed' else ''} "
         f"| {r.operation} | {r.what_for} |"

@@ -1,4 +1,4 @@
-"""The two Redis users that `deploy/redis.acl` ships: what each may is what its commands use."""
+"""The two Redis users that `deploy/redis.acl` ships: each may use exactly the commands that it needs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.world import World, read_all, until
 pytestmark = pytest.mark.service
 
 WITHOUT_A_RIGHT = {"auth"}
-"""Commands that Redis takes from everybody."""
+"""Commands that Redis accepts from everybody."""
 
 NOT_FOR_A_SERVICE = {"config|get"}
-"""It would also show passwords of the server, so that a service goes without; `check` says so."""
+"""It would also show passwords of the server, so a service does not use it; `check` says so."""
 
 OWN = {"acl|log", "acl|setuser", "config|resetstat", "config|set", "flushall", "del", "keys"}
-"""What the tests themselves ask of Redis."""
+"""The commands of the tests themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +51,26 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def town(
+def deployment(
     stack: EmbeddedStack, server: GuardedRedis, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    with World(stack.kafka, server, tmp_path_factory.mktemp("town")) as world:
+    with World(stack.kafka, server, tmp_path_factory.mktemp("deployment")) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def used_by_the_service(redis_7: str, town: World, server: GuardedRedis) -> set[str]:
-    """A life with everything that a service and its commands do in Redis; what Redis counted then."""
+def used_by_the_service(redis_7: str, deployment: World, server: GuardedRedis) -> set[str]:
+    """Everything that a service and its commands do in Redis; returns the commands that Redis counted."""
     with server.admin() as admin:
         admin.config_resetstat()
-        everyday_life(town, admin)
-        missing_payload(town, admin)
-        gone_back(town, admin)
-        full_redis(town, admin)
-        emptied_redis(town, admin)
-        cold_tier(town)
-        callers_with_rules(town)
-        asked_about(town)
+        daily_work(deployment, admin)
+        missing_payload(deployment, admin)
+        rolled_back(deployment, admin)
+        full_redis(deployment, admin)
+        emptied_redis(deployment, admin)
+        cold_tier(deployment)
+        callers_with_rules(deployment)
+        lookups(deployment)
         notes_between_processes(server)
         return used(admin)
 
@@ -80,115 +80,119 @@ def used(admin: redis.Redis) -> set[str]:
     return {name.removeprefix("cmdstat_") for name in stats} - OWN - WITHOUT_A_RIGHT
 
 
-def everyday_life(town: World, admin: redis.Redis) -> None:
-    """Deliveries, a replaced and a cancelled one, a target that is missing, a batch beyond 16 MiB."""
-    target = extra(town)
-    town.create(NewTopic(target, 1))
-    service = town.start_service(retries=1, trim_interval_s=1).wait_ready()
+def daily_work(deployment: World, admin: redis.Redis) -> None:
+    """Deliveries, a replaced and a cancelled request, a missing target, a batch beyond 16 MiB."""
+    target = extra(deployment)
+    deployment.create(NewTopic(target, 1))
+    service = deployment.start_service(retries=1, trim_interval_s=1).wait_ready()
     for message in ("first", "second"):
-        ask(town, {"topic": target, "message": message, "countdown": 0.5, "id": "named"})
-    ask(town, {"topic": target, "message": "never", "countdown": 3600, "id": "unwanted"})
-    ask(town, {"id": "unwanted", "cancel": True})
-    ask(town, {"topic": f"{town.name}.nowhere", "message": "x", "countdown": 0})
+        ask(deployment, {"topic": target, "message": message, "countdown": 0.5, "id": "named"})
+    ask(deployment, {"topic": target, "message": "never", "countdown": 3600, "id": "unwanted"})
+    ask(deployment, {"id": "unwanted", "cancel": True})
+    ask(deployment, {"topic": f"{deployment.name}.nowhere", "message": "x", "countdown": 0})
     for size in (900_000, *[10] * 20):
-        ask(town, {"topic": target, "message": "x" * size, "countdown": 1})
-    brokers = town.kafka.bootstrap_servers
-    until("all but the one for nowhere come out", lambda: len(read_all(brokers, target)) == 22)
-    until("that one is a dead letter", lambda: town.received(town.dead_letters))
+        ask(deployment, {"topic": target, "message": "x" * size, "countdown": 1})
+    brokers = deployment.kafka.bootstrap_servers
+    until(
+        "all except the one without a target are delivered",
+        lambda: len(read_all(brokers, target)) == 22,
+    )
+    until("it is a dead letter", lambda: deployment.received(deployment.dead_letters))
     assert service.metric("blackbox_replaced_total") == 1
     until("it has walked", lambda: service.metric("blackbox_journal_low_water_position") > 0)
 
 
-def missing_payload(town: World, admin: redis.Redis) -> None:
-    town.ask(1, within_s=2, from_s=2)
+def missing_payload(deployment: World, admin: redis.Redis) -> None:
+    deployment.ask(1, within_s=2, from_s=2)
     [key] = until("it is in Redis", lambda: admin.keys("blackbox:*:msg:*"))
     admin.delete(key)
-    assert town.wait_delivered().is_exact
+    assert deployment.wait_delivered().is_exact
 
 
-def gone_back(town: World, admin: redis.Redis) -> None:
-    """The index is kept, and lacks outcomes."""
-    service = town.services[-1]
+def rolled_back(deployment: World, admin: redis.Redis) -> None:
+    """A kept index that lacks outcomes."""
+    service = deployment.services[-1]
     opened = service.metric("blackbox_recoveries_total")
     for key in admin.keys("blackbox:*:receipts"):
         admin.set(key, 0)
     until("it recovers", lambda: service.metric("blackbox_recoveries_total") > opened)
 
 
-def full_redis(town: World, admin: redis.Redis) -> None:
-    town.ask(1, within_s=2, from_s=2)
+def full_redis(deployment: World, admin: redis.Redis) -> None:
+    deployment.ask(1, within_s=2, from_s=2)
     until("it is in Redis", lambda: admin.keys("blackbox:*:msg:*"))
     admin.config_set("maxmemory", 1)
-    assert town.wait_delivered().is_exact
+    assert deployment.wait_delivered().is_exact
     admin.config_set("maxmemory", "1gb")
 
 
-def callers_with_rules(town: World) -> None:
+def callers_with_rules(deployment: World) -> None:
     """Quotas, a rate, a paused target."""
-    target = town.targets[0]
-    path = town.folder / "callers.toml"
+    target = deployment.targets[0]
+    path = deployment.folder / "callers.toml"
     path.write_text(
         "[others]\nrequests_per_second = 9\nmost_pending = 9\n"
         f"[targets.{target!r}]\nmessages_per_second = 1"
     )
-    service = town.start_service(callers_file=path).wait_ready()
-    ask(town, {"topic": target, "message": "x", "countdown": 3600, "id": "unwanted"})
+    service = deployment.start_service(callers_file=path).wait_ready()
+    ask(deployment, {"topic": target, "message": "x", "countdown": 3600, "id": "unwanted"})
     until(
-        "it is listed", lambda: "unwanted" in blackbox(town.environment(), "pending", "--json").out
+        "it is listed",
+        lambda: "unwanted" in blackbox(deployment.environment(), "pending", "--json").out,
     )
-    ask(town, {"id": "unwanted", "cancel": True})
+    ask(deployment, {"id": "unwanted", "cancel": True})
     for _ in range(20):
-        ask(town, {"topic": target, "message": "x", "countdown": 0})
+        ask(deployment, {"topic": target, "message": "x", "countdown": 0})
     until("some are refused", lambda: service.metric("blackbox_refused_total") > 0)
-    until("some wait", lambda: service.metric("blackbox_retried_total") > 0)
-    assert blackbox(town.environment(), "pause", target).code == 0
-    assert blackbox(town.environment(), "resume", target).code == 0
+    until("some are pending", lambda: service.metric("blackbox_retried_total") > 0)
+    assert blackbox(deployment.environment(), "pause", target).code == 0
+    assert blackbox(deployment.environment(), "resume", target).code == 0
     service.stop()
 
 
-def emptied_redis(town: World, admin: redis.Redis) -> None:
+def emptied_redis(deployment: World, admin: redis.Redis) -> None:
     admin.flushall()
-    town.ask(20, within_s=0)
-    assert town.wait_delivered().is_exact
-    town.services[-1].stop()
+    deployment.ask(20, within_s=0)
+    assert deployment.wait_delivered().is_exact
+    deployment.services[-1].stop()
 
 
-def cold_tier(town: World) -> None:
-    service = town.start_service(hot_horizon_s=1).wait_ready()
-    ask(town, {"topic": extra(town), "message": "never", "countdown": 3, "id": "cold"})
-    town.ask(4, within_s=3, from_s=3)
-    ask(town, {"id": "cold", "cancel": True})
-    assert town.wait_delivered().is_exact
+def cold_tier(deployment: World) -> None:
+    service = deployment.start_service(hot_horizon_s=1).wait_ready()
+    ask(deployment, {"topic": extra(deployment), "message": "never", "countdown": 3, "id": "cold"})
+    deployment.ask(4, within_s=3, from_s=3)
+    ask(deployment, {"id": "cold", "cancel": True})
+    assert deployment.wait_delivered().is_exact
     assert service.metric("blackbox_cancelled_total") == 1
     service.stop()
 
 
-def asked_about(town: World) -> None:
-    environment = town.environment()
+def lookups(deployment: World) -> None:
+    environment = deployment.environment()
     assert blackbox(environment, "status").code == 0
     for offset in range(3):
-        assert blackbox(environment, "show", f"{town.requests}/0@{offset}").code == 0
+        assert blackbox(environment, "show", f"{deployment.requests}/0@{offset}").code == 0
 
 
 def notes_between_processes(server: GuardedRedis) -> None:
-    """What the tasks and the driver of the Spark engine tell each other."""
+    """The notes between the tasks and the driver of the Spark engine."""
     sender, listener = bus.Bus(server.url, "rights"), bus.Listener(server.url, "rights", ("kind",))
     listener.next(0.1)
-    listener._sign_s -= 2 * bus.SILENCE_S  # as after a silence
+    listener._sign_s -= 2 * bus.SILENCE_S  # as after a silent period
     listener.next(0.1)
     sender.send("kind", {"of": "note"})
-    assert until("it is heard", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
+    assert until("it is received", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
     sender.close()
     listener.close()
 
 
-def extra(town: World) -> str:
-    """A target of which the books of the world know nothing."""
-    return f"{town.name}.extra"
+def extra(deployment: World) -> str:
+    """A target that the bookkeeping of the world ignores."""
+    return f"{deployment.name}.extra"
 
 
-def ask(town: World, request: dict[str, object]) -> None:
-    town.send_raw(json.dumps(request), partition=0)
+def ask(deployment: World, request: dict[str, object]) -> None:
+    deployment.send_raw(json.dumps(request), partition=0)
 
 
 @pytest.mark.proof
@@ -205,21 +209,21 @@ def test_nothing_the_service_does_is_refused(
         assert {refused["object"] for refused in admin.acl_log()} == NOT_FOR_A_SERVICE
 
 
-def test_the_user_who_only_reads_may_do_exactly_what_looking_takes(
-    used_by_the_service: set[str], town: World, server: GuardedRedis
+def test_the_read_only_user_may_do_exactly_what_read_commands_need(
+    used_by_the_service: set[str], deployment: World, server: GuardedRedis
 ) -> None:
     url = server.url_of("blackbox-reader")
     shards = [Shard("whole", 0), Shard("bare", 0)]
     for shard in shards:
         fill(server, shard)
-    take_a_payload(server, shards[1])
+    lose_a_payload(server, shards[1])
     with server.admin() as admin:
         admin.config_resetstat()
         admin.acl_log_reset()
-        environment = town.environment(redis_url=url)
+        environment = deployment.environment(redis_url=url)
         assert blackbox(environment, "check").code == 0
         assert blackbox(environment, "status").code == 0
-        assert blackbox(environment, "show", f"{town.requests}/0@0").code == 0
+        assert blackbox(environment, "show", f"{deployment.requests}/0@0").code == 0
         assert blackbox(environment, "pending").code == 0
         dump, inspector = IndexDump(url), Inspector.of(url)
         for shard in shards:
@@ -243,8 +247,8 @@ def fill(server: GuardedRedis, shard: Shard) -> None:
     connections.disconnect()
 
 
-def take_a_payload(server: GuardedRedis, shard: Shard) -> None:
-    """The first entry's; and leave a payload without its entry."""
+def lose_a_payload(server: GuardedRedis, shard: Shard) -> None:
+    """Delete the payload of the first entry; and leave a payload without its entry."""
     with server.admin() as admin:
         prefix = f"blackbox:{{{shard}}}:msg:"
         admin.delete(f"{prefix}{0:016x}")
@@ -279,7 +283,7 @@ WRITES = (
         ("blackbox-reader", (*REFUSED, *OF_OTHERS, *WRITES)),
     ],
 )  # fmt: skip
-def test_everything_else_is_refused(
+def test_redis_users_are_refused_other_commands_and_keys(
     server: GuardedRedis, user: str, commands: tuple[str, ...]
 ) -> None:
     with redis.Redis.from_url(server.url_of(user)) as client:
@@ -295,15 +299,15 @@ def test_a_script_reaches_no_other_key_and_no_other_command(server: GuardedRedis
                 client.eval(f"return redis.call({call})", 0)
 
 
-def test_the_service_says_once_that_it_may_not_look_at_the_configuration(
-    town: World, server: GuardedRedis
+def test_check_warns_that_the_redis_configuration_cannot_be_read(
+    deployment: World, server: GuardedRedis
 ) -> None:
-    [finding] = [one for one in findings(town.settings()) if "CONFIG" in one.text]
+    [finding] = [one for one in findings(deployment.settings()) if "CONFIG" in one.text]
     assert finding.severity == "warn"
     assert "CONFIG GET aof-load-truncated" in finding.text
 
 
-def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_path: Path) -> None:
+def test_redis_users_without_a_password_cannot_log_in(stack: EmbeddedStack, tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
     users.write_text(REDIS_ACL.read_text())
     server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": f'"{users}"'})
@@ -316,7 +320,7 @@ def test_nobody_can_log_in_before_there_is_a_password(stack: EmbeddedStack, tmp_
     server.stop()
 
 
-def test_the_oldest_redis_that_is_taken_knows_all_of_it(
+def test_the_oldest_supported_redis_accepts_the_shipped_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.embedded.redis.shutil.which", lambda name: None)

@@ -1,4 +1,4 @@
-"""No password is in anything that blackbox prints, logs or serves, whatever goes wrong."""
+"""Nothing that blackbox prints, logs or serves contains a password, whatever fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMMANDS = (
 
 
 class Vault:
-    """Servers that want passwords, and settings that have them."""
+    """Servers that require passwords, and settings that contain them."""
 
     def __init__(self, kafka: GuardedKafka, redis: EmbeddedRedis, folder: Path) -> None:
         self.kafka = kafka
@@ -114,7 +114,7 @@ WAYS: dict[str, Callable[[Vault], dict[str, str]]] = {
     "a setting": lambda vault: vault.environment({"no.such.setting": PLANTED}),
     "the file": lambda vault: vault.environment({"sasl.password": f"\\u{PLANTED}"}),
 }
-"""What goes wrong, as settings that make it."""
+"""Failures, each with the settings that cause it."""
 
 AT_THE_START = (
     "Redis' password", "Redis' TLS", "Kafka's password", "Kafka's CA", "the key's password",
@@ -122,7 +122,7 @@ AT_THE_START = (
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_commands_tell_no_secret_whatever_goes_wrong(
+def test_failing_commands_print_no_secret(
     vault: Vault, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", SOON_S)
@@ -134,7 +134,7 @@ def test_commands_tell_no_secret_whatever_goes_wrong(
 
 
 @pytest.mark.proof
-def test_services_that_do_not_get_in_tell_no_secret(vault: Vault) -> None:
+def test_services_that_cannot_connect_log_no_secret(vault: Vault) -> None:
     logs = {way: vault.folder / f"{number}.log" for number, way in enumerate(AT_THE_START)}
 
     def says_why(log: Path) -> bool:
@@ -148,7 +148,7 @@ def test_services_that_do_not_get_in_tell_no_secret(vault: Vault) -> None:
             assert PLANTED not in log.read_text()
 
 
-def test_a_service_at_work_tells_no_secret(
+def test_a_running_service_logs_no_secret(
     vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in [name for name in os.environ if name.startswith("BLACKBOX_")]:
@@ -164,7 +164,7 @@ def test_a_service_at_work_tells_no_secret(
     assert PLANTED not in caplog.text
 
 
-def test_what_a_service_serves_has_no_secret(vault: Vault) -> None:
+def test_a_service_serves_no_secret(vault: Vault) -> None:
     log = vault.folder / "service.log"
     service = ServiceProcess(vault.environment(), log)
     try:
@@ -201,7 +201,7 @@ def test_no_object_shows_its_secret(vault: Vault) -> None:
     "line",
     [f"sasl.password=\\u12{PLANTED}", f"sasl.password={PLANTED}\\uzz{PLANTED}", f"x={PLANTED}\\u"],
 )
-def test_a_file_that_cannot_be_read_quotes_nothing_of_itself(tmp_path: Path, line: str) -> None:
+def test_an_unreadable_settings_file_is_not_quoted(tmp_path: Path, line: str) -> None:
     file = tmp_path / "kafka.properties"
     file.write_text(line)
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", kafka_config=file)

@@ -1,4 +1,4 @@
-"""Redis over TLS: `rediss://`, with a CA of one's own."""
+"""Redis over TLS: `rediss://`, with a private CA."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_service_works_over_tls(world: World) -> None:
     assert blackbox(world.environment(), "status").code == 0
 
 
-def test_a_redis_that_another_ca_has_signed_is_refused(world: World, tmp_path: Path) -> None:
+def test_a_redis_certificate_of_another_ca_is_refused(world: World, tmp_path: Path) -> None:
     assert isinstance(world.redis, TlsRedis)
     url = world.redis.url_with(make_ca(tmp_path / "other"))
     answer = blackbox(world.environment(redis_url=url), "check")
@@ -67,13 +67,11 @@ def test_a_redis_that_another_ca_has_signed_is_refused(world: World, tmp_path: P
     assert f"127.0.0.1:{world.redis.tls_port}" in line
 
     service = world.start_service(redis_url=url)
-    until("the service says so", lambda: "certificate verify failed" in service.log.read_text())
+    until("the service reports it", lambda: "certificate verify failed" in service.log.read_text())
     assert service.get("/readyz")[0] == 503
 
 
-def test_a_redis_under_another_name_than_its_certificate_has_is_refused(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_redis_certificate_for_another_name_is_refused(world: World, tmp_path: Path) -> None:
     other = TlsRedis(tmp_path / "other", make_certificates(tmp_path, "DNS:redis.example"))
     other.start()
     answer = blackbox(world.environment(redis_url=other.url), "check")

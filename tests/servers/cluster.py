@@ -20,7 +20,7 @@ NODES = 3
 SLOTS = 16_384
 DEADLINE_S = 30.0
 PORTS = range(20_000, 22_000)
-"""So that the ports of the nodes' own bus, 10,000 higher, are not handed out for connections."""
+"""Keeps the ports of the cluster bus, 10,000 higher, out of the range of client ports."""
 
 
 class ClusterServers:
@@ -65,8 +65,8 @@ class ClusterServers:
         return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
 
     def wait_well(self) -> None:
-        """Until every node says that the cluster is well."""
-        until("the cluster is well", lambda: all(map(_is_well, self.nodes)), DEADLINE_S)
+        """Wait until every node reports that the cluster is ok."""
+        until("the cluster is ok", lambda: all(map(_is_well, self.nodes)), DEADLINE_S)
 
     def node_of(self, key: str | bytes) -> EmbeddedRedis:
         """The node that has this key."""
@@ -77,7 +77,7 @@ class ClusterServers:
         raise AssertionError(f"nobody has the slot {slot}")
 
     def move(self, key: str, target: EmbeddedRedis) -> None:
-        """Give the slot of this key to another node, with all that is in it, key by key."""
+        """Move the slot of this key to another node, with its content, key by key."""
         source, slot = self.node_of(key), key_slot(key.encode())
         if source is target:
             return
@@ -89,12 +89,12 @@ class ClusterServers:
         until("every node knows", lambda: self.node_of(key) is target, DEADLINE_S)
 
     def begin_move(self, slot: int, source: EmbeddedRedis, target: EmbeddedRedis) -> None:
-        """From now on a key that is not at the source any more is to be asked for at the target."""
+        """From now on, clients must ask the target for a key that is no longer at the source."""
         _ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", _id(source))
         _ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
 
     def spread(self, keys: Iterable[str]) -> None:
-        """Give these keys' slots to the nodes in turn."""
+        """Assign the slots of these keys to the nodes in turn."""
         for number, key in enumerate(keys):
             self.move(key, self.nodes[number % NODES])
 

@@ -1,6 +1,6 @@
 """Brokers that answer with errors a test chooses: librdkafka's own mock of a cluster.
 
-For answers that real brokers give too seldom, such as while a coordinator moves.
+For answers that real brokers give rarely, such as while a coordinator moves.
 """
 
 from __future__ import annotations

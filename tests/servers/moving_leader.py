@@ -1,4 +1,4 @@
-"""A way to Kafka on which the leader of a new partition is not there yet for whoever writes first."""
+"""A proxy to Kafka that pretends to the first writer that a new partition has no leader yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.embedded.tcp_ports import HOST, free_port
 PRODUCE = 0
 NOT_LEADER = 6
 BEHIND_S = 0.5
-"""How long the refusal waits for the client to send what is behind the refused request."""
+"""How long the refusal waits for the client to send the next requests."""
 
 
 class MovingLeader(NamedTuple):
@@ -59,7 +59,7 @@ def _accept(
 
 
 class _Connection:
-    """Hides the name of the topic from the broker, and makes of its answer that it does not lead it."""
+    """Hides the name of the topic from the broker, and turns its answer into "not the leader"."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class SentinelServers:
 
     @property
     def primary(self) -> EmbeddedRedis:
-        """The server that the first sentinel calls the primary."""
+        """The server that is the primary for the first sentinel."""
         state = self.sentinels[0].client().sentinel_master(SERVICE)
         return next(server for server in self.servers if server.port == state["port"])
 
@@ -133,11 +133,13 @@ class SentinelServers:
         return next(server for server in self.servers if server is not primary)
 
     def fail_over(self) -> None:
-        """As an operator orders it; returns when the replica is the primary."""
+        """As an operator starts it; returns when the replica is the primary."""
         before = self.primary
 
         def is_ordered() -> bool:
-            with suppress(redis.ResponseError):  # the sentinel has not seen yet that it follows
+            with suppress(
+                redis.ResponseError
+            ):  # the sentinel does not know yet that it is a replica
                 self.sentinels[0].client().execute_command("SENTINEL FAILOVER", SERVICE)
                 return True
             return False
@@ -146,21 +148,21 @@ class SentinelServers:
         until("the replica is promoted", lambda: self.primary is not before, DEADLINE_S)
 
     def kill_primary(self) -> EmbeddedRedis:
-        """kill -9; returns the dead one when the replica is the primary."""
+        """kill -9; returns the dead server when the replica is the primary."""
         dead = self.primary
         dead.kill()
         until("the replica is promoted", lambda: self.primary is not dead, DEADLINE_S)
         return dead
 
     def stop_replicating(self) -> None:
-        """The replica gets nothing more; what the primary takes from now on, a failover loses."""
+        """Stop replication; a failover loses what is written from now on."""
         with client_of(self.replica) as replica:
             replica.config_set("masterauth", "wrong")
             replica.execute_command("CLIENT", "KILL", "TYPE", "master")
-            until("the link is down", lambda: _link(replica) != "up", DEADLINE_S)
+            until("the replication link is down", lambda: _link(replica) != "up", DEADLINE_S)
 
     def wait_replicated(self) -> None:
-        """Until one is the replica of the other, and has all of it."""
+        """Wait until one is the replica of the other, and is up to date."""
         until("the replica follows", self._follows, DEADLINE_S)
 
     def _follows(self) -> bool:

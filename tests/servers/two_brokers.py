@@ -1,4 +1,4 @@
-"""A Kafka of two brokers: one that has everything, and one whose partitions may be without leader, or silent."""
+"""A Kafka of two brokers: one that has all topics, and one whose partitions may have no leader, or not answer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.world import World, until
 WITH_RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
-    "broker.session.timeout.ms": "9000",  # as usual: so long a broker that hangs keeps its partitions
+    "broker.session.timeout.ms": "9000",  # the default: a hanging broker keeps its partitions for so long
 }
 
 
 class TwoBrokers:
-    """One that has everything, and a second that has what trouble is made with."""
+    """One broker with all topics, and a second one for partitions with faults."""
 
     def __init__(self, folder: Path, behind: Callable[[int], int] = lambda port: port) -> None:
-        """`behind` makes the port at which clients find the second one."""
+        """`behind` returns the port through which clients reach the second one."""
         cluster_id, controller = new_cluster_id(), free_port()
         voters = {"controller.quorum.voters": f"1@{HOST}:{controller}"}
         port, other_port = free_port(), free_port()
@@ -49,7 +49,7 @@ class TwoBrokers:
         self.first.start()
         servers = {"bootstrap.servers": self.first.bootstrap_servers}
         producer = Producer(servers | {"transactional.id": "first"})
-        producer.init_transactions(30)  # so that the topics of Kafka's own are there
+        producer.init_transactions(30)  # so that Kafka's own topics exist
         consumer = Consumer(servers | {"group.id": "first"})
 
         def has_offsets() -> bool:
@@ -70,7 +70,7 @@ class TwoBrokers:
         if self.is_frozen:
             os.kill(self.second.pid, signal.SIGCONT)
             self.is_frozen = False
-        with suppress(EmbeddedError):  # it runs
+        with suppress(EmbeddedError):  # it is running
             if self._has_second:
                 self.second.start()
 
@@ -81,7 +81,7 @@ class TwoBrokers:
 
 
 class PlacedWorld(World):
-    """Its topics are on the first broker, unless they are said to be elsewhere."""
+    """Its topics are on the first broker, unless a test places them elsewhere."""
 
     def create(self, *topics: NewTopic) -> None:
         super().create(

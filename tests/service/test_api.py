@@ -1,4 +1,4 @@
-"""The HTTP API of a real service: ask, find, list, cancel, count."""
+"""The HTTP API of a real service: send, find, list, cancel, count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def state(service: httpx.Client, id: str) -> str:
 
 
 @both_engines_at_length
-def test_a_request_is_asked_found_listed_and_cancelled(world: World, service: httpx.Client) -> None:
+def test_a_request_is_sent_found_listed_and_cancelled(world: World, service: httpx.Client) -> None:
     id = ask(service, asked(world, 3600, id="order/17"))
     until("it is pending", lambda: state(service, id) == "pending")
     found = service.get(f"/requests/{id}").json()
@@ -60,7 +60,7 @@ def test_a_request_is_asked_found_listed_and_cancelled(world: World, service: ht
 
 
 @pytest.mark.proof
-def test_by_its_callers_id_a_request_is_cancelled_that_was_written_a_moment_ago(
+def test_a_request_written_just_before_is_cancelled_by_its_caller_id(
     world: World, service: httpx.Client
 ) -> None:
     for number in range(20):
@@ -69,7 +69,7 @@ def test_by_its_callers_id_a_request_is_cancelled_that_was_written_a_moment_ago(
         assert answer["outcome"] == "cancelled", answer
 
 
-def test_what_was_delivered_is_found_where_it_went_and_not_cancelled(
+def test_a_delivered_request_is_found_with_its_place_and_not_cancelled(
     world: World, service: httpx.Client
 ) -> None:
     id = ask(service, asked(world, 0))
@@ -79,14 +79,14 @@ def test_what_was_delivered_is_found_where_it_went_and_not_cancelled(
     assert late["request"]["place"]["topic"] == world.targets[0]
 
 
-def test_what_was_never_asked_is_not_found(world: World, service: httpx.Client) -> None:
+def test_an_unknown_request_is_not_found(world: World, service: httpx.Client) -> None:
     for id in ("nobody", "6ba7b810-9dad-81d1-80b4-00c04fd430c8"):
         for answer in (service.get(f"/requests/{id}"), service.delete(f"/requests/{id}")):
             assert answer.status_code == 404
             assert id in answer.json()["error"]
 
 
-def test_of_a_thousand_overdue_of_which_every_second_is_cancelled_500_fire(
+def test_of_1000_overdue_requests_only_the_500_not_cancelled_are_delivered(
     world: World, serve: Serve
 ) -> None:
     for number in range(1000):
@@ -100,12 +100,12 @@ def test_of_a_thousand_overdue_of_which_every_second_is_cancelled_500_fire(
     def fired() -> list[int]:
         return [int(message.value() or b"") for message in world.received(world.targets[0])]
 
-    until("500 fired", lambda: len(fired()) >= 500)
+    until("500 are delivered", lambda: len(fired()) >= 500)
     assert sorted(fired()) == list(range(1, 1000, 2))
     assert service.get("/stats").json()["pending"] == 0
 
 
-def test_many_are_taken_or_none(world: World, service: httpx.Client) -> None:
+def test_a_bulk_is_accepted_completely_or_not_at_all(world: World, service: httpx.Client) -> None:
     good = [asked(world, 3600, message=n) for n in range(500)]
     wrong = bulk(
         service, [*good, asked(world, 0) | {"countdown": "soon"}, {"id": "x", "cancel": True}]
@@ -126,9 +126,7 @@ def test_a_number_is_delivered_as_it_was_written(world: World, service: httpx.Cl
     assert message.value() == b"[1.0,1.10,10000000000000000000000]"
 
 
-def test_pages_have_everything_once_in_the_order_in_which_it_is_due(
-    world: World, service: httpx.Client
-) -> None:
+def test_pages_list_every_request_once_by_due_time(world: World, service: httpx.Client) -> None:
     at_ms = int(time.time() + 3600) * 1000
     topics = [world.targets[n % 2] for n in range(260)]
     requests = [
@@ -156,7 +154,9 @@ def test_pages_have_everything_once_in_the_order_in_which_it_is_due(
     assert {one["due_ms"] for one in pages(from_ms=at_ms + 1, to_ms=at_ms + 1)} == {at_ms + 1}
 
 
-def test_stats_say_how_much_is_pending_whose_and_when(world: World, service: httpx.Client) -> None:
+def test_stats_count_pending_requests_by_caller_target_and_due_time(
+    world: World, service: httpx.Client
+) -> None:
     for caller, countdown in (("shop", 90), ("shop", 150), ("billing", 3600 * 24)):
         ask(service, asked(world, countdown), caller)
     until("they are pending", lambda: service.get("/stats").json()["pending"] == 3)
@@ -167,7 +167,7 @@ def test_stats_say_how_much_is_pending_whose_and_when(world: World, service: htt
     assert len(found["shards"]) == world.partitions
 
 
-def test_with_tokens_nobody_does_anything_without_one(serve: Serve) -> None:
+def test_with_tokens_configured_every_operation_requires_one(serve: Serve) -> None:
     look, change = "l" * 16, "c" * 16
     service = serve(api_token=change, api_read_token=look)
 
@@ -190,7 +190,7 @@ def test_with_tokens_nobody_does_anything_without_one(serve: Serve) -> None:
     assert service.get("/livez").status_code == 200
 
 
-def test_without_tokens_no_page_of_another_site_gets_anything(
+def test_without_tokens_requests_from_other_sites_are_refused(
     world: World, service: httpx.Client
 ) -> None:
     request = asked(world, 3600)
@@ -209,7 +209,7 @@ def test_without_tokens_no_page_of_another_site_gets_anything(
 
 
 @pytest.mark.parametrize("more", [{"http_host": "0.0.0.0"}, {"metrics_addr": ":0"}])
-def test_beyond_loopback_only_health_and_metrics_are_told_without_a_token(
+def test_beyond_loopback_only_probes_and_metrics_need_no_token(
     serve: Serve, more: dict[str, str]
 ) -> None:
     service = serve(**more)
@@ -223,7 +223,7 @@ def test_beyond_loopback_only_health_and_metrics_are_told_without_a_token(
         assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True), path
 
 
-def test_beyond_loopback_nothing_is_changed_by_who_may_only_look(serve: Serve) -> None:
+def test_beyond_loopback_a_read_token_changes_nothing(serve: Serve) -> None:
     look = {"Authorization": f"Bearer {'l' * 16}"}
     service = serve(http_host="0.0.0.0", api_read_token="l" * 16)
     assert service.get("/requests").status_code == 401
@@ -232,7 +232,7 @@ def test_beyond_loopback_nothing_is_changed_by_who_may_only_look(serve: Serve) -
     assert (told.status_code, "BLACKBOX_API_TOKEN" in told.text) == (403, True)
 
 
-def test_of_a_bulk_with_one_too_large_nothing_is_written(
+def test_a_bulk_with_a_too_large_request_writes_nothing(
     world: World, service: httpx.Client
 ) -> None:
     wrong = bulk(service, [asked(world, 3600), asked(world, 3600, message="x" * 1_000_000)])
@@ -242,9 +242,7 @@ def test_of_a_bulk_with_one_too_large_nothing_is_written(
     assert service.get("/stats").json()["pending"] == 1
 
 
-def test_schedules_are_told_as_kafka_message_scheduler_tells_them(
-    world: World, serve: Serve
-) -> None:
+def test_schedules_are_listed_as_in_kafka_message_scheduler(world: World, serve: Serve) -> None:
     world.format_name = "scheduler"
     at_s = int(time.time()) + 3600
     terms = {
@@ -255,7 +253,7 @@ def test_schedules_are_told_as_kafka_message_scheduler_tells_them(
     world.send_raw(b"\x00on", list(terms.items()), key=b"vid1-online")
     world.flush()
     service = serve(history_topic=f"{world.name}.history")
-    [found] = until("it is told", lambda: service.get("/schedules").json())
+    [found] = until("it is reported", lambda: service.get("/schedules").json())
     assert abs(found.pop("timestamp") - time.time()) < 60
     assert found == {
         "id": "vid1-online",

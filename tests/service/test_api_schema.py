@@ -1,4 +1,4 @@
-"""Whatever is asked over HTTP, the answer is one that the API's own description has."""
+"""Every answer over HTTP matches the description of the API."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def lines(_: Any, value: Any) -> bytes:
 
 
 @pytest.mark.proof
-def test_every_answer_is_as_described_and_none_is_a_fault_of_the_server(
-    world: World, serve: Serve
-) -> None:
+def test_every_answer_matches_the_openapi_description(world: World, serve: Serve) -> None:
     world.format_name = "countdown"
     service = serve()
     schema = schemathesis.openapi.from_url(f"{service.base_url}/openapi.json")
@@ -49,7 +47,7 @@ def _try(operation: Any) -> None:
     )
     @given(case=operation.as_strategy())
     def every_case(case: Any) -> None:
-        # What a request may say is more than a schema can: which topics, how far ahead.
+        # A schema cannot express all rules of a request, such as topics and the maximum countdown.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
     every_case()

@@ -1,4 +1,4 @@
-"""Hostile records: each ends as a delivery, a pending entry or a dead letter, and the service goes on."""
+"""Hostile records: each ends as a delivery, a pending entry or a dead letter, and the service continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMPOSSIBLE: list[dict[str, object]] = [
 
 
 @both_engines_at_length
-def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
+def test_invalid_records_become_dead_letters_and_valid_ones_are_delivered(
     world: World,
 ) -> None:
     service = world.start_service().wait_ready()
@@ -63,7 +63,7 @@ def test_every_bad_record_is_a_dead_letter_and_the_good_ones_among_them_arrive(
 
 
 @both_engines_at_length
-def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_nothing(world: World) -> None:
+def test_a_record_with_a_header_name_that_is_not_utf_8_becomes_a_dead_letter(world: World) -> None:
     world.start_service().wait_ready()
     value = json.dumps({"topic": world.targets[0], "countdown": 0}).encode()
     write_with_header(world.kafka.bootstrap_servers, world.requests, b"\xff\xfe", value[:60])

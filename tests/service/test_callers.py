@@ -1,4 +1,4 @@
-"""What callers may ask for: the rules of a file, on real servers."""
+"""Rules for callers, on real servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY_MS = 250
 """At the 99th percentile, on a machine that runs other tests as well."""
 
 TRIES = 3
-"""A machine that does something else for a second is no delay by a noisy caller."""
+"""Retries, because a busy machine is not a delay by a noisy caller."""
 
 RULES = """
 [callers.shop]
@@ -70,13 +70,13 @@ def ended(service: ServiceProcess) -> float:
 
 
 def letters(world: World) -> Counter[tuple[str, str]]:
-    """Dead letters by reason, and by who they were refused to."""
+    """Dead letters by reason and caller."""
     found = read_all(world.kafka.bootstrap_servers, world.dead_letters)
     return Counter((header(m, "blackbox-reason"), header(m, "CALLER_SERVICE")) for m in found)
 
 
 @both_engines_at_length
-def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) -> None:
+def test_each_caller_may_do_only_what_its_rules_allow(world: World) -> None:
     mail = f"{world.name}.mail.eu"
     world.create(NewTopic(mail, 1))
     service = world.start_service(callers_file=rules(world)).wait_ready()
@@ -90,7 +90,7 @@ def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) ->
     send(world, "nobody-knows-me")
     send(world, None)
     world.flush()
-    until("all are judged", lambda: ended(service) == 8)
+    until("all have an outcome", lambda: ended(service) == 8)
 
     refused = letters(world)
     assert refused[("forbidden", "shop")] == 3
@@ -104,12 +104,12 @@ def test_each_caller_may_do_what_its_rules_say_and_nothing_else(world: World) ->
 
 
 @both_engines_at_length
-def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World) -> None:
+def test_requests_beyond_the_quota_of_a_second_become_dead_letters(world: World) -> None:
     service = world.start_service(callers_file=rules(world)).wait_ready()
     for number in range(50):
         send(world, "burst", message=f"burst {number}")
     world.flush()
-    until("all are judged", lambda: ended(service) == 50)
+    until("all have an outcome", lambda: ended(service) == 50)
 
     asked = read_all(world.kafka.bootstrap_servers, world.requests)
     seconds = Counter(m.timestamp()[1] // 1000 for m in asked)
@@ -123,7 +123,7 @@ def test_more_requests_in_a_second_than_allowed_become_dead_letters(world: World
     )
 
 
-def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> None:
+def test_cancelled_and_delivered_requests_free_the_callers_quota(world: World) -> None:
     service = world.start_service(callers_file=rules(world)).wait_ready()
     for number in range(10):
         send(world, "hoarder", countdown=3600, id=f"later-{number}")
@@ -132,14 +132,14 @@ def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> Non
     for _ in range(30):
         send(world, "hoarder")
     world.flush()
-    until("they were too many", lambda: letters(world) == {("quota", "hoarder"): 30})
+    until("there were too many", lambda: letters(world) == {("quota", "hoarder"): 30})
     assert service.metric('blackbox_refused_total{caller="hoarder",reason="quota"}') == 30
 
     for number in range(4):
         id = f"later-{number}"
         world.send_raw(json.dumps({"id": id, "cancel": True}), key=id.encode())
     world.flush()
-    until("four were cancelled", lambda: service.metric("blackbox_cancelled_total") == 4)
+    until("four are cancelled", lambda: service.metric("blackbox_cancelled_total") == 4)
 
     def is_admitted() -> bool:
         send(world, "hoarder")
@@ -149,7 +149,7 @@ def test_what_is_cancelled_or_delivered_makes_room_for_more(world: World) -> Non
     until("there is room again", is_admitted, every_s=0.3)
 
 
-def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(world: World) -> None:
+def test_a_changed_rules_file_applies_at_once_and_an_invalid_one_is_ignored(world: World) -> None:
     path = rules(world, '[callers.shop]\ntargets = ["nowhere"]')
     service = world.start_service(callers_file=path).wait_ready()
     send(world, "shop")
@@ -157,11 +157,11 @@ def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(wo
     until("it is refused", lambda: letters(world) == {("forbidden", "shop"): 1})
 
     path.write_text('[callers.shop]\ntargets = "nowhere"')
-    until("it is told", lambda: "callers.shop.targets = 'nowhere'" in service.log.read_text())
-    until("it shows", lambda: service.metric("blackbox_callers_file_valid") == 0)
+    until("it is reported", lambda: "callers.shop.targets = 'nowhere'" in service.log.read_text())
+    until("the metric shows it", lambda: service.metric("blackbox_callers_file_valid") == 0)
     send(world, "shop")
     world.flush()
-    until("it is refused still", lambda: letters(world) == {("forbidden", "shop"): 2})
+    until("it is still refused", lambda: letters(world) == {("forbidden", "shop"): 2})
 
     path.write_text("")
     until("it is read", lambda: service.metric("blackbox_callers_file_valid") == 1)
@@ -171,7 +171,7 @@ def test_rules_hold_from_when_the_file_changes_and_a_bad_file_changes_nothing(wo
 
 
 @pytest.mark.proof
-def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
+def test_admitted_requests_stay_admitted_when_the_index_is_lost(
     fragile_world: World, own_redis: EmbeddedRedis
 ) -> None:
     world = fragile_world
@@ -179,7 +179,7 @@ def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
     service = world.start_service(callers_file=path).wait_ready()
     send(world, "shop", message="patience", countdown=15)
     world.flush()
-    until("a receipt tells that it was read", lambda: 1 in read(world))
+    until("a receipt records that it was read", lambda: 1 in read(world))
     path.write_text("[others]\nadmitted = false")
     with redis.Redis.from_url(own_redis.url) as client:
         client.flushall()
@@ -188,7 +188,7 @@ def test_what_was_admitted_once_is_not_judged_again_when_the_index_is_lost(
 
 
 @pytest.mark.proof
-def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
+def test_a_recurring_request_that_is_not_admitted_does_not_recur(world: World) -> None:
     path = rules(world, "[others]\nadmitted = false")
     service = world.start_service(callers_file=path).wait_ready()
     send(world, "shop", id="each-minute", every=60, countdown=None)
@@ -199,7 +199,7 @@ def test_what_recurs_and_is_not_admitted_does_not_recur(world: World) -> None:
 
 
 @pytest.mark.proof
-def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> None:
+def test_a_schedule_that_is_not_admitted_gets_its_tombstone(world: World) -> None:
     world.format_name = "scheduler"
     path = rules(world, "[others]\nadmitted = false")
     world.start_service(callers_file=path, history_topic=f"{world.name}.history").wait_ready()
@@ -214,7 +214,7 @@ def test_a_schedule_that_is_not_admitted_leaves_its_tombstone(world: World) -> N
     ]
 
 
-def test_the_api_says_at_once_what_a_caller_may_not_do(world: World, serve: Serve) -> None:
+def test_the_api_refuses_a_forbidden_request_at_once(world: World, serve: Serve) -> None:
     client = serve(callers_file=rules(world))
     asked = {"topic": world.targets[1], "message": "m", "countdown": 0}
 
@@ -225,7 +225,7 @@ def test_the_api_says_at_once_what_a_caller_may_not_do(world: World, serve: Serv
     assert told in answer.json()["error"]
 
 
-def test_a_file_that_cannot_be_used_stops_the_start(world: World) -> None:
+def test_an_invalid_rules_file_stops_the_start(world: World) -> None:
     path = rules(world, "[callers.shop]\nrequests_per_minute = 5")
     service = world.start_service(callers_file=path)
     assert service.process.wait(30) == 2
@@ -256,7 +256,7 @@ def test_a_noisy_caller_does_not_delay_a_quiet_one(world: World) -> None:
 
 
 def late_ms_of_the_quiet(world: World, target: str) -> tuple[int, int]:
-    """The 99th percentiles in every other second, when nobody else asks, and in those between."""
+    """The 99th percentiles in every other second, without other callers, and in the seconds between."""
     before, over = len(world.asked), Event()
     noisy = Thread(target=make_noise, args=(world, target, over))
     noisy.start()
@@ -283,7 +283,7 @@ def make_noise(world: World, target: str, over: Event) -> None:
 
 
 def read(world: World) -> list[int]:
-    """Up to where requests had been read, as each receipt says it."""
+    """How far requests had been read, as each receipt records it."""
     found = read_all(world.kafka.bootstrap_servers, f"{world.requests}.receipts")
     return [json.loads(m.value() or b"").get("read", 0) for m in found]
 
@@ -316,7 +316,7 @@ def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: S
     assert told["topic"] == paused
     with redis.Redis.from_url(world.redis.url) as admin:
         [key, *others] = admin.keys(f"blackbox:{{{world.requests}-*}}:paused")
-        admin.delete(key)  # as a Redis that lost a shard
+        admin.delete(key)  # as in a Redis that lost a shard
         assert client.post(f"/targets/{paused}/pause").json()["paused"] == [told]
         assert others
         assert admin.exists(key)
@@ -330,13 +330,13 @@ def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: S
         sent += 1
         return world.services[0].metric("blackbox_retried_total") > 0
 
-    until("one is held back", is_held_back, every_s=0.2)
+    until("one is parked", is_held_back, every_s=0.2)
     send(world, "shop", topic=other)
     world.flush()
-    until("others are not", lambda: len(read_all(brokers, other)) == 1)
+    until("the other one is delivered", lambda: len(read_all(brokers, other)) == 1)
     assert len(read_all(brokers, paused)) < sent
 
     assert blackbox(world.environment(), "resume", paused).code == 0
-    until("what waited follows", lambda: len(read_all(brokers, paused)) == sent)
+    until("the parked ones are delivered", lambda: len(read_all(brokers, paused)) == sent)
     assert paused not in blackbox(world.environment(), "status").out
     assert letters(world) == {}

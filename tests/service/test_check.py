@@ -1,4 +1,4 @@
-"""What `blackbox check` and every start say of a real Kafka and a real Redis."""
+"""The findings of `blackbox check` and of every start on a real Kafka and a real Redis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEEDED_MS = 2 * 86_400_000
 def sound_redis(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedRedis]:
-    """A Redis of which there is nothing to say."""
+    """A Redis without findings."""
     redis = EmbeddedRedis(tmp_path_factory.mktemp("sound"), settings=SOUND)
     redis.start()
     yield redis
@@ -90,7 +90,7 @@ def request_topic(settings: Settings) -> str:
 
 
 def create(settings: Settings, name: str, partitions: int = 4, **more: str) -> None:
-    """A topic as the service would make it, but for what is given (`retention_ms="1"`)."""
+    """A topic as the service would create it, except for the given settings (`retention_ms="1"`)."""
     config = {
         "retention.ms": "-1",
         "message.timestamp.type": "LogAppendTime",
@@ -101,7 +101,7 @@ def create(settings: Settings, name: str, partitions: int = 4, **more: str) -> N
 
 
 def ensure(settings: Settings) -> None:
-    """What a start does to the topics."""
+    """Create or extend the topics, as a start does."""
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
     ours = [*settings.topics, settings.dead_letter_topic]
     own_topics(settings, kafka(settings)).ensure()
@@ -109,15 +109,15 @@ def ensure(settings: Settings) -> None:
 
 
 def wait_for(admin: AdminClient, topics: list[str]) -> None:
-    """The broker tells of a new topic a moment after the controller has made it."""
-    until("the topics are told", lambda: Topics(admin).describe(topics).keys() == set(topics))
+    """The broker reports a new topic a moment after the controller has created it."""
+    until("the topics are reported", lambda: Topics(admin).describe(topics).keys() == set(topics))
 
 
-def test_before_the_first_start_there_is_nothing_to_say(settings: Settings) -> None:
+def test_check_finds_nothing_before_the_first_start(settings: Settings) -> None:
     assert findings(settings) == []
 
 
-def test_of_what_the_service_creates_there_is_nothing_to_say(settings: Settings) -> None:
+def test_check_finds_nothing_in_topics_that_the_service_created(settings: Settings) -> None:
     ensure(settings)
     assert findings(settings) == []
 
@@ -132,7 +132,7 @@ def test_of_what_the_service_creates_there_is_nothing_to_say(settings: Settings)
         ({"maxmemory": "0"}, finding("no_limit")),
     ],
 )
-def test_a_redis_that_weakens_a_promise_is_found(
+def test_a_redis_setting_that_weakens_a_guarantee_is_found(
     settings: Settings,
     start_redis: Callable[..., EmbeddedRedis],
     directives: Mapping[str, str],
@@ -143,7 +143,7 @@ def test_a_redis_that_weakens_a_promise_is_found(
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["without CONFIG", "without INFO"])
-def test_what_redis_does_not_tell_is_a_warning(
+def test_a_redis_setting_that_cannot_be_read_is_a_warning(
     settings: Settings, start_redis: Callable[..., EmbeddedRedis], told: bool
 ) -> None:
     denied = "-config" if told else "-info"
@@ -170,7 +170,7 @@ def test_a_compacted_topic_is_refused(settings: Settings, which: str, policy: st
     assert findings(settings) == [finding(kind, topic=names[which], policy=policy)]
 
 
-def test_a_compacted_dead_letter_topic_would_refuse_letters_without_a_key(
+def test_a_compacted_dead_letter_topic_refuses_dead_letters_without_a_key(
     settings: Settings,
 ) -> None:
     create(settings, settings.dead_letter_topic, cleanup_policy="compact")
@@ -189,7 +189,7 @@ def test_a_compacted_dead_letter_topic_would_refuse_letters_without_a_key(
     ("horizon_s", "wanted"),
     [(400_000, "800000000 (9.26 days)"), (0, "35164800000 (407 days)")],
 )
-def test_a_request_topic_that_kafka_empties_too_early_is_refused(
+def test_a_request_topic_with_a_short_retention_is_refused(
     settings: Settings, horizon_s: int, wanted: str
 ) -> None:
     topic = request_topic(settings)
@@ -220,14 +220,14 @@ def test_topics_limited_in_bytes_are_found(settings: Settings) -> None:
     ]
 
 
-def test_a_topic_that_believes_the_senders_clock_is_found(settings: Settings) -> None:
+def test_a_request_topic_with_timestamps_of_callers_is_found(settings: Settings) -> None:
     topic = request_topic(settings)
     create(settings, topic, message_timestamp_type="CreateTime")
     assert findings(settings) == [finding("create_time", topic=topic, type="CreateTime")]
 
 
 @pytest.mark.parametrize(("partitions", "kind"), [(2, "fewer_receipts"), (8, "more_receipts")])
-def test_receipts_with_other_partitions_than_their_requests_are_found(
+def test_a_different_partition_count_of_receipts_is_found(
     settings: Settings, partitions: int, kind: str
 ) -> None:
     topic = request_topic(settings)
@@ -238,11 +238,11 @@ def test_receipts_with_other_partitions_than_their_requests_are_found(
     assert findings(settings) == [found]
 
 
-def test_too_few_receipts_partitions_are_cured_by_a_start(settings: Settings) -> None:
+def test_a_start_adds_missing_partitions_of_receipts(settings: Settings) -> None:
     create(settings, receipts_topic(request_topic(settings)), partitions=2)
     create(settings, request_topic(settings), partitions=4)
     ensure(settings)
-    until("the new partitions are told", lambda: findings(settings) == [])
+    until("the new partitions are reported", lambda: findings(settings) == [])
 
 
 def test_receipts_without_their_request_topic_are_refused(settings: Settings) -> None:
@@ -253,20 +253,22 @@ def test_receipts_without_their_request_topic_are_refused(settings: Settings) ->
     assert f"begin with blackbox:{{{topic}-" in found[0].remedy
 
 
-def test_refusals_come_first(settings: Settings, start_redis: Callable[..., EmbeddedRedis]) -> None:
+def test_refusals_are_listed_first(
+    settings: Settings, start_redis: Callable[..., EmbeddedRedis]
+) -> None:
     create(settings, request_topic(settings), cleanup_policy="compact")
     redis = start_redis({"maxmemory": "0", "appendonly": "no", "maxmemory-policy": "allkeys-lfu"})
     found = [finding.severity for finding in findings(with_redis(settings, redis.url))]
     assert found == ["refuse", "refuse", "warn", "warn"]
 
 
-def test_a_kafka_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
+def test_check_fails_if_kafka_does_not_answer(settings: Settings) -> None:
     silent = f"127.0.0.1:{free_port()}"
     with pytest.raises(JournalLost, match="cannot describe the topic"):
         findings(load(**settings.model_dump() | {"kafka_bootstrap_servers": silent}))
 
 
-def test_a_redis_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
+def test_an_inspector_fails_if_redis_does_not_answer(settings: Settings) -> None:
     with pytest.raises(IndexLost, match="Redis does not answer TIME"):
         findings(with_redis(settings, f"redis://127.0.0.1:{free_port()}/0"))
 
@@ -275,7 +277,7 @@ def test_a_redis_that_does_not_answer_is_a_doubt(settings: Settings) -> None:
 def guarded_kafka(
     stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedKafka]:
-    """A broker with ACLs (what no ACL names is allowed) that creates any topic it is asked about."""
+    """A broker with ACLs (everything without an ACL is allowed) that creates any topic that a client asks for."""
     kafka = EmbeddedKafka(
         tmp_path_factory.mktemp("guarded"),
         settings={
@@ -299,7 +301,7 @@ def deny(settings: Settings, topic: str, operation: AclOperation) -> None:
         admin.create_acls([binding])[binding].result()
 
 
-def test_topic_settings_that_may_not_be_read_are_a_warning(
+def test_topic_settings_without_permission_to_read_are_a_warning(
     guarded_kafka: EmbeddedKafka, sound_redis: EmbeddedRedis
 ) -> None:
     settings = settings_for(guarded_kafka.bootstrap_servers, sound_redis.url)
@@ -311,7 +313,7 @@ def test_topic_settings_that_may_not_be_read_are_a_warning(
     until("the ACL is in force", lambda: findings(settings) == [wanted])
 
 
-def test_a_topic_that_may_not_be_seen_is_a_warning(
+def test_a_topic_without_permission_to_describe_is_a_warning(
     guarded_kafka: EmbeddedKafka, sound_redis: EmbeddedRedis
 ) -> None:
     settings = settings_for(guarded_kafka.bootstrap_servers, sound_redis.url)
@@ -358,7 +360,7 @@ SOUND_INFO = {
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.912183", "7.0.15", "8.2.3", "10.0"])
-def test_a_redis_that_is_new_enough_is_taken(version: str) -> None:
+def test_a_redis_that_is_new_enough_is_accepted(version: str) -> None:
     assert list(check.info_findings(SOUND_INFO | {"redis_version": version})) == []
 
 
@@ -392,7 +394,7 @@ def journal(retention_ms: int) -> TopicSettings:
         (NEEDED_MS - 1, 0, ["TB", "TB.receipts"]),
     ],
 )
-def test_requests_are_kept_for_two_horizons_at_least_and_receipts_for_ever(
+def test_a_retention_shorter_than_two_horizons_or_of_receipts_is_found(
     requests_ms: int, receipts_ms: int, too_short: list[str]
 ) -> None:
     told = {"TB": journal(requests_ms), "TB.receipts": journal(receipts_ms)}
@@ -400,7 +402,7 @@ def test_requests_are_kept_for_two_horizons_at_least_and_receipts_for_ever(
     assert [finding.text.partition(":")[0] for finding in found] == too_short
 
 
-def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> None:
+def test_schedules_may_be_compacted_and_their_receipts_must_not_expire() -> None:
     compacted = journal(-1)._replace(cleanup_policy="compact", timestamp_type="CreateTime")
     told = {"TB": compacted, "TB.receipts": journal(-1)}
     assert list(check.journal_findings("TB", told, NEEDED_MS, is_schedule=True)) == []
@@ -409,7 +411,7 @@ def test_schedules_may_be_compacted_and_their_receipts_are_kept_for_ever() -> No
     assert "TB.receipts: retention.ms" in found.text
 
 
-def test_every_finding_is_on_the_page_for_operators_with_its_remedy() -> None:
+def test_every_finding_is_on_its_page_with_its_remedy() -> None:
     rows = re.findall(r"^\| (refuse|warn) \| (.*?) \| (.*?) \|$", page("check"), re.MULTILINE)
     kinds = FINDINGS.values()
     assert rows == [(kind.severity, capital(kind.text), capital(kind.remedy)) for kind in kinds]
@@ -420,7 +422,7 @@ def page(name: str) -> str:
 
 
 def capital(text: str) -> str:
-    """`{topic}: …` as the page writes it: `TOPIC: …`."""
+    """`{topic}: …` as on the page: `TOPIC: …`."""
 
     class Capitals(defaultdict[str, str]):
         def __missing__(self, name: str) -> str:

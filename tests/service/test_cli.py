@@ -53,7 +53,7 @@ def blackbox(environment: Mapping[str, str], *arguments: str, stdin: bytes = b""
     return Answer(result.exit_code, result.stdout, result.stderr.splitlines())
 
 
-class Town(NamedTuple):
+class Deployment(NamedTuple):
     """A world with a running service, shared by the tests of this file."""
 
     world: World
@@ -79,129 +79,137 @@ class Town(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def town(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("town")) as world:
+def deployment(
+    stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("deployment")) as world:
         world.start_service(retries=0).wait_ready()
-        yield Town(world, world.environment(retries=0))
+        yield Deployment(world, world.environment(retries=0))
 
 
 def test_the_version_is_the_installed_one() -> None:
     assert blackbox({}, "--version").out.startswith("blackbox 0.")
 
 
-def test_what_is_sent_is_delivered_and_show_says_where(town: Town) -> None:
-    asked = town.send(
+def test_a_sent_request_is_delivered_and_show_names_its_place(deployment: Deployment) -> None:
+    asked = deployment.send(
         *("--message", "hello", "--countdown", "0", "--key", "k"),
         *("--header", "trace=1=2", "--caller", "tests"),
     )
-    fate = town.becomes(asked, "delivered")
+    fate = deployment.becomes(asked, "delivered")
     place = fate["place"]
     assert isinstance(place, dict)
-    target = town.world.targets[0]
+    target = deployment.world.targets[0]
     [found] = until(
         "it can be read there",
-        lambda: [m for m in town.world.received(target) if m.value() == b"hello"],
+        lambda: [m for m in deployment.world.received(target) if m.value() == b"hello"],
     )
     there = {"topic": found.topic(), "partition": found.partition(), "offset": found.offset()}
     assert place == there
     assert found.key() == b"k"
     assert list(found.headers() or [])[:2] == [("CALLER_SERVICE", b"tests"), ("trace", b"1=2")]
     assert (
-        town.run("show", asked)
+        deployment.run("show", asked)
         .lines[1]
         .startswith(f"  delivered to {place['topic']}/{place['partition']}@{place['offset']} at 20")
     )
 
 
-def test_show_tells_of_a_pending_request_by_each_of_its_names(town: Town) -> None:
-    asked = town.send("--message", "later", "--countdown", "3600", "--id", "a", "--caller", "me")
-    fate = town.becomes(asked, "pending")
+def test_show_finds_a_pending_request_by_each_of_its_names(deployment: Deployment) -> None:
+    asked = deployment.send(
+        "--message", "later", "--countdown", "3600", "--id", "a", "--caller", "me"
+    )
+    fate = deployment.becomes(asked, "pending")
     assert (fate["caller"], fate["caller_id"], fate["attempts"]) == ("me", "a", 0)
-    assert fate["target"] == town.world.targets[0]
+    assert fate["target"] == deployment.world.targets[0]
     source = str(fate["source"])
     member = f"{int(source.rpartition('@')[2]):016x}"
-    assert town.show(source) == fate
-    named = [json.loads(line) for line in town.run("show", "--json", member).lines]
+    assert deployment.show(source) == fate
+    named = [json.loads(line) for line in deployment.run("show", "--json", member).lines]
     assert fate in named
 
 
-def test_show_says_why_a_request_waits_though_it_is_due(town: Town) -> None:
-    paused = town.world.targets[1]
-    assert town.run("pause", paused).code == 0
-    asked = town.run("send", "--topic", paused, "--message", "x", "--countdown", "0").out.strip()
-    until("it was tried", lambda: town.show(asked).get("attempts"))
-    lines = town.run("show", asked).lines
+def test_show_says_why_a_due_request_waits(deployment: Deployment) -> None:
+    paused = deployment.world.targets[1]
+    assert deployment.run("pause", paused).code == 0
+    asked = deployment.run(
+        "send", "--topic", paused, "--message", "x", "--countdown", "0"
+    ).out.strip()
+    until("it was tried", lambda: deployment.show(asked).get("attempts"))
+    lines = deployment.run("show", asked).lines
     assert "  waits     the target is paused; resume it with blackbox resume TOPIC" in lines
     assert "  next try  once its target accepts messages" in lines
-    assert town.run("resume", paused).code == 0
-    assert "detail" not in town.becomes(asked, "delivered")
+    assert deployment.run("resume", paused).code == 0
+    assert "detail" not in deployment.becomes(asked, "delivered")
 
 
-def test_an_instant_is_understood(town: Town) -> None:
+def test_send_accepts_instants(deployment: Deployment) -> None:
     due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    asked = town.send("--message", "x", "--at", due.isoformat())
-    assert town.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000
-    asked = town.send("--message", "x", "--at", str(int(due.timestamp() * 1000) + 5))
-    assert town.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000 + 5
+    asked = deployment.send("--message", "x", "--at", due.isoformat())
+    assert deployment.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000
+    asked = deployment.send("--message", "x", "--at", str(int(due.timestamp() * 1000) + 5))
+    assert deployment.becomes(asked, "pending")["due_ms"] == due.timestamp() * 1000 + 5
 
 
-def test_a_cancelled_request_is_told_from_a_delivered_one(town: Town) -> None:
-    asked = town.send("--message", "never", "--countdown", "3600", "--id", "c")
-    town.becomes(asked, "pending")
-    answer = town.run("cancel", "c")
+def test_a_cancelled_request_is_reported_as_ended(deployment: Deployment) -> None:
+    asked = deployment.send("--message", "never", "--countdown", "3600", "--id", "c")
+    deployment.becomes(asked, "pending")
+    answer = deployment.run("cancel", "c")
     assert (answer.code, answer.out.split()[0]) == (0, "cancelled")
-    assert town.becomes(asked, "ended")["caller_id"] == "c"
-    again = town.run("cancel", "--json", "c")
+    assert deployment.becomes(asked, "ended")["caller_id"] == "c"
+    again = deployment.run("cancel", "--json", "c")
     assert (again.code, again.json["outcome"]) == (1, "unknown")
 
 
-def test_a_dead_letter_is_shown_with_its_reason_and_its_place(town: Town) -> None:
-    nowhere = f"{town.world.name}.nowhere"
-    asked = town.run("send", "--topic", nowhere, "--message", "x", "--countdown", "0").out.strip()
-    fate = town.becomes(asked, "dead")
+def test_a_dead_letter_is_shown_with_its_reason_and_its_place(deployment: Deployment) -> None:
+    nowhere = f"{deployment.world.name}.nowhere"
+    asked = deployment.run(
+        "send", "--topic", nowhere, "--message", "x", "--countdown", "0"
+    ).out.strip()
+    fate = deployment.becomes(asked, "dead")
     assert fate["reason"] == "unknown-topic"
     assert nowhere in str(fate["detail"])
     place = fate["place"]
     assert isinstance(place, dict)
-    assert place["topic"] == town.world.dead_letters
+    assert place["topic"] == deployment.world.dead_letters
 
 
-def test_a_request_that_was_never_written_is_unknown(town: Town) -> None:
-    for name in (f"{town.world.requests}/0@123456", f"{town.world.requests}/99@0"):
-        answer = town.run("show", "--json", name)
+def test_a_request_that_was_never_written_is_unknown(deployment: Deployment) -> None:
+    for name in (f"{deployment.world.requests}/0@123456", f"{deployment.world.requests}/99@0"):
+        answer = deployment.run("show", "--json", name)
         assert (answer.code, answer.json["state"]) == (1, "unknown")
-    answer = town.run("show", f"{2**40:016x}")
+    answer = deployment.run("show", f"{2**40:016x}")
     assert (answer.code, answer.out) == (1, "")
 
 
 @pytest.mark.parametrize(
     "name", ["x", "TB/3", "nobody/0@1", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "f" * 16]
 )
-def test_what_is_no_name_of_a_request_is_refused(town: Town, name: str) -> None:
-    answer = town.run("show", name)
+def test_show_refuses_an_invalid_name_of_a_request(deployment: Deployment, name: str) -> None:
+    answer = deployment.run("show", name)
     assert answer.code == 1
     assert len(answer.errors) == 1
     assert name in answer.errors[0]
 
 
-def test_a_message_comes_from_stdin_as_it_is(town: Town) -> None:
-    typed = ("send", "--topic", town.world.targets[0], "--message", "-", "--countdown", "0")
+def test_send_reads_a_message_from_stdin_unchanged(deployment: Deployment) -> None:
+    typed = ("send", "--topic", deployment.world.targets[0], "--message", "-", "--countdown", "0")
 
-    asked = town.run(*typed, stdin="grüß\ngott\n".encode()).out.strip()
+    asked = deployment.run(*typed, stdin="grüß\ngott\n".encode()).out.strip()
 
-    town.becomes(asked, "delivered")
-    delivered = {m.value() for m in read_all(town.world.kafka.bootstrap_servers, typed[2])}
+    deployment.becomes(asked, "delivered")
+    delivered = {m.value() for m in read_all(deployment.world.kafka.bootstrap_servers, typed[2])}
     assert "grüß\ngott\n".encode() in delivered
-    refused = town.run(*typed, stdin=b"\xff")
+    refused = deployment.run(*typed, stdin=b"\xff")
     assert refused.code == 2
     assert "stdin is not valid UTF-8" in refused.errors[0]
 
 
-def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:
-    before = town.run("status", "--json").json["totals"]
-    asked = town.send("--message", "later", "--countdown", "3600", "--id", "d")
-    town.becomes(asked, "pending")
-    status = town.run("status", "--json").json
+def test_status_counts_pending_requests_of_every_shard(deployment: Deployment) -> None:
+    before = deployment.run("status", "--json").json["totals"]
+    asked = deployment.send("--message", "later", "--countdown", "3600", "--id", "d")
+    deployment.becomes(asked, "pending")
+    status = deployment.run("status", "--json").json
     totals, shards = status["totals"], status["shards"]
     assert isinstance(before, dict)
     assert isinstance(totals, dict)
@@ -209,20 +217,24 @@ def test_status_counts_what_is_pending_in_every_shard(town: Town) -> None:
     assert totals["pending"] == before["pending"] + 1
     assert (totals["due_now"], totals["lag"], totals["oldest_overdue_ms"]) == (0, 0, 0)
     assert 0 < totals["next_due_in_ms"] <= 3_600_000
-    assert [shard["shard"] for shard in shards] == [f"{town.world.requests}-{n}" for n in range(4)]
-    table = town.run("status").lines
+    assert [shard["shard"] for shard in shards] == [
+        f"{deployment.world.requests}-{n}" for n in range(4)
+    ]
+    table = deployment.run("status").lines
     assert any(line.split()[:2] == ["total", str(totals["pending"])] for line in table)
 
 
-def test_a_pause_before_the_first_start_says_that_nothing_is_paused(town: Town) -> None:
-    environment = town.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}
+def test_a_pause_before_the_first_start_says_that_nothing_is_paused(deployment: Deployment) -> None:
+    environment = deployment.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}
     answer = blackbox(environment, "pause", "orders")
     assert (answer.code, answer.out) == (1, "")
     assert "orders is not paused: no request topic exists yet" in answer.errors[0]
 
 
-def test_status_before_the_first_start_says_what_to_do(town: Town) -> None:
-    answer = blackbox(town.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}, "status")
+def test_status_before_the_first_start_says_what_to_do(deployment: Deployment) -> None:
+    answer = blackbox(
+        deployment.environment | {"BLACKBOX_REQUEST_TOPICS": "none:countdown"}, "status"
+    )
     assert answer.code == 1
     assert "`blackbox run` creates them" in answer.errors[0]
 
@@ -239,7 +251,7 @@ def test_status_before_the_first_start_says_what_to_do(town: Town) -> None:
         (("--message", "\udcff", "--countdown", "1"), "use UTF-8"),
     ],
 )
-def test_what_would_become_a_dead_letter_is_not_sent(
+def test_send_refuses_a_request_that_would_become_a_dead_letter(
     arguments: tuple[str, ...], complaint: str
 ) -> None:
     answer = blackbox(NOWHERE, "send", "--topic", "orders", *arguments)
@@ -247,20 +259,20 @@ def test_what_would_become_a_dead_letter_is_not_sent(
     assert complaint in answer.errors[0]
 
 
-def test_a_request_topic_that_does_not_exist_is_named(town: Town) -> None:
-    answer = town.run(
+def test_a_request_topic_that_does_not_exist_is_named(deployment: Deployment) -> None:
+    answer = deployment.run(
         "send", "--topic", "x", "--message", "x", "--countdown", "1", "--request-topic", "none"
     )
     assert answer.code == 1
     assert "'none' does not exist on" in answer.errors[0]
 
 
-def test_a_request_is_cancelled_by_the_id_that_was_printed(town: Town) -> None:
-    asked = town.send("--message", "x", "--countdown", "3600")
-    answer = town.run("cancel", "--json", asked)
+def test_a_request_is_cancelled_by_the_id_that_was_printed(deployment: Deployment) -> None:
+    asked = deployment.send("--message", "x", "--countdown", "3600")
+    answer = deployment.run("cancel", "--json", asked)
     assert (answer.code, answer.json["outcome"]) == (0, "cancelled"), answer
-    assert town.show(asked)["state"] == "ended"
-    again = town.run("cancel", asked)
+    assert deployment.show(asked)["state"] == "ended"
+    again = deployment.run("cancel", asked)
     assert (again.code, again.out.split(":")[0]) == (1, "too late")
 
 
@@ -274,7 +286,7 @@ def test_a_request_is_cancelled_by_the_id_that_was_printed(town: Town) -> None:
         ("check",),
     ],
 )
-def test_servers_that_are_not_there_are_one_clear_line(arguments: tuple[str, ...]) -> None:
+def test_unreachable_servers_are_reported_in_one_line(arguments: tuple[str, ...]) -> None:
     answer = blackbox(NOWHERE, *arguments)
     assert answer.code == 1
     [line] = answer.errors
@@ -286,7 +298,7 @@ def test_servers_that_are_not_there_are_one_clear_line(arguments: tuple[str, ...
 @pytest.mark.parametrize(
     "command", [("run",), ("show", "TB/0@1"), ("status",), ("check",), ("cancel", "x")]
 )
-def test_a_bad_setting_is_named_before_anything_starts(command: tuple[str, ...]) -> None:
+def test_an_invalid_setting_is_named_before_anything_starts(command: tuple[str, ...]) -> None:
     answer = blackbox({"BLACKBOX_POLL_INTERVAL_MS": "soon"}, *command)
     assert answer.code == 2
     assert any("BLACKBOX_KAFKA_BOOTSTRAP_SERVERS is not set" in line for line in answer.errors)
@@ -302,7 +314,7 @@ def test_a_bad_setting_is_named_before_anything_starts(command: tuple[str, ...])
         ("send", "--topic", "t", "--message", "x", "--countdown", "1"),
     ],
 )
-def test_a_property_that_kafkas_client_does_not_know_is_named(
+def test_a_property_that_the_kafka_client_does_not_know_is_named(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = tmp_path / "kafka.properties"
@@ -347,7 +359,7 @@ def seconds_to_stop(service: ServiceProcess) -> float:
     return time.monotonic() - began
 
 
-def test_a_running_service_ends_gracefully_when_told_to(world: World) -> None:
+def test_a_running_service_stops_gracefully_on_sigterm(world: World) -> None:
     service = world.start_service().wait_ready()
     assert seconds_to_stop(service) < GRACEFUL_S
     assert " INFO blackbox.run: stopped" in service.log.read_text().splitlines()[-1]
@@ -356,7 +368,7 @@ def test_a_running_service_ends_gracefully_when_told_to(world: World) -> None:
 def test_a_service_that_starts_before_redis_waits_for_it(world: World, tmp_path: Path) -> None:
     redis = EmbeddedRedis(tmp_path / "later", port=free_port())
     service = world.start_service(redis_url=f"redis://127.0.0.1:{redis.port}/0")
-    until("it says that it waits", lambda: "not started yet" in service.log.read_text())
+    until("it reports that it waits", lambda: "not started yet" in service.log.read_text())
     assert service.get("/livez")[0] == 200
     assert service.get("/readyz")[0] == 503
     redis.start()
@@ -367,9 +379,9 @@ def test_a_service_that_starts_before_redis_waits_for_it(world: World, tmp_path:
         redis.stop()
 
 
-def test_a_service_that_still_waits_for_kafka_ends_when_told_to(world: World) -> None:
+def test_a_service_that_waits_for_kafka_stops_on_sigterm(world: World) -> None:
     service = world.start_service(kafka_bootstrap_servers="127.0.0.1:1")
-    until("it is up", lambda: service.get("/livez")[0] == 200)
+    until("it is live", lambda: service.get("/livez")[0] == 200)
     assert seconds_to_stop(service) < GRACEFUL_S
 
 
@@ -390,7 +402,7 @@ WAITING = (
     ],
     ids=["as the wait for it begins", "by a thread that it does not interrupt"],
 )
-def test_a_signal_is_noticed_whenever_it_comes_and_whoever_gets_it(sent: str) -> None:
+def test_a_signal_is_noticed_at_any_time_in_any_thread(sent: str) -> None:
     subprocess.run([sys.executable, "-c", WAITING.format(sent)], check=True, timeout=30)
 
 
@@ -412,7 +424,7 @@ def test_a_second_signal_ends_at_once() -> None:
             process.send_signal(signal.SIGTERM)
             return process.poll() is not None
 
-        assert not ended(), "a wrapper passed the signal on, nobody sent a second one"
+        assert not ended(), "a wrapper forwarded the signal; there was no second one"
         until("the second signal ends it", ended)
         assert process.returncode == 128 + signal.SIGTERM
     finally:
@@ -421,9 +433,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 @pytest.mark.proof
-def test_run_embedded_brings_its_servers_along_and_takes_them_away(
-    stack: EmbeddedStack, tmp_path: Path
-) -> None:
+def test_run_embedded_starts_and_stops_its_servers(stack: EmbeddedStack, tmp_path: Path) -> None:
     data = tmp_path / "data"
     log = tmp_path / "run.log"
     environment = {n: v for n, v in os.environ.items() if not n.startswith("BLACKBOX_")}

@@ -1,4 +1,4 @@
-"""What the Python client says of a request, from a real Kafka and nothing else."""
+"""Lookups of the Python client, from a real Kafka and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ admitted = false
 
 @pytest.fixture(scope="module")
 def shop(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world whose service all tests of this file share, but those that stop one."""
+    """A world whose service all tests of this file share, except those that stop one."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "callers.toml").write_text(RULES)
     with World(stack.kafka, stack.redis, folder) as world:
@@ -62,13 +62,13 @@ def until_it_is(client: Client, id: str, state: str) -> State:
     return until(f"it is {state}", found, every_s=0.1)
 
 
-def test_a_request_that_waits_is_pending_until_its_due_time(shop: World, client: Client) -> None:
+def test_a_request_is_pending_before_its_due_time(shop: World, client: Client) -> None:
     due = datetime.now(UTC).replace(microsecond=0) + FAR
     id = client.send_later("k", "hi", shop.targets[0], due)
     assert client.get(id) == State(id, "pending", due)
 
 
-def test_a_delivered_request_is_told_with_the_place_of_its_message(
+def test_a_delivered_request_is_reported_with_the_place_of_its_message(
     shop: World, client: Client
 ) -> None:
     ids = client.send_many([(None, f"m{n}", shop.targets[0], SOON) for n in range(5)])
@@ -83,7 +83,9 @@ def test_a_delivered_request_is_told_with_the_place_of_its_message(
         assert there[at.topic, at.partition, at.offset] == f"m{number}".encode()
 
 
-def test_a_dead_letter_is_told_with_its_place_and_its_reason(shop: World, client: Client) -> None:
+def test_a_dead_request_is_reported_with_its_dead_letter_and_reason(
+    shop: World, client: Client
+) -> None:
     id = client.send_later(None, "hi", "no.such.topic", SOON)
     dead = until_it_is(client, id, "dead")
     assert (dead.reason, dead.delivered_to) == ("unknown-topic", None)
@@ -97,7 +99,7 @@ def test_a_dead_letter_is_told_with_its_place_and_its_reason(shop: World, client
     assert dict(letter.headers() or [])["blackbox-source"] == shard.source(offset).encode()
 
 
-def test_what_became_a_dead_letter_long_before_its_due_time_is_dead(shop: World) -> None:
+def test_a_request_dead_lettered_long_before_its_due_time_is_dead(shop: World) -> None:
     with client_of(shop, "suspended") as client:
         id = client.send_later(None, "hi", shop.targets[0], FAR)
         assert until_it_is(client, id, "dead").reason == "forbidden"
@@ -105,7 +107,7 @@ def test_what_became_a_dead_letter_long_before_its_due_time_is_dead(shop: World)
     assert (json.loads(fate)["state"], json.loads(fate)["reason"]) == ("dead", "forbidden")
 
 
-def test_an_expired_request_says_so(shop: World, client: Client) -> None:
+def test_an_expired_request_is_dead_with_the_reason_expired(shop: World, client: Client) -> None:
     past = datetime.now(UTC) - FAR
     id = client.send_later(None, "hi", shop.targets[0], past, expires_after=SOON)
     assert until_it_is(client, id, "dead").reason == "expired"
@@ -131,7 +133,7 @@ def test_a_replacement_that_the_service_refuses_replaces_nothing(
     assert client.get(kept).state == "pending"
 
 
-def test_each_time_of_what_recurs_has_a_state_of_its_own(shop: World, client: Client) -> None:
+def test_each_time_of_a_recurring_request_has_its_own_state(shop: World, client: Client) -> None:
     id = client.send_later(None, "hi", shop.targets[0], SOON, id="daily", every=FAR)
     until_it_is(client, id, "delivered")
     shard, offset = locate(id, [shop.requests])
@@ -146,13 +148,13 @@ def test_each_time_of_what_recurs_has_a_state_of_its_own(shop: World, client: Cl
     assert client.get(id).state == "delivered"
 
 
-def test_a_record_that_never_was_is_unknown(shop: World, client: Client) -> None:
+def test_a_request_that_does_not_exist_is_unknown(shop: World, client: Client) -> None:
     for place in (Shard(shop.requests, 0), 10**9), (Shard(shop.requests, 99), 0):
         id = request_id(*place)
         assert client.get(id) == State(id, "unknown")
 
 
-def test_a_look_up_ends_in_time_and_says_what_to_do(shop: World, client: Client) -> None:
+def test_a_lookup_times_out_and_names_the_remedy(shop: World, client: Client) -> None:
     id = client.send_later(None, "hi", shop.targets[0], FAR)
     with pytest.raises(LookupFailed, match="give a longer timeout_s, or ask a service"):
         client.get(id, timeout_s=0)
@@ -161,13 +163,13 @@ def test_a_look_up_ends_in_time_and_says_what_to_do(shop: World, client: Client)
     assert client.get(id).state == "pending"
 
 
-def test_the_id_of_a_cancel_is_no_id_of_a_request(client: Client) -> None:
+def test_the_id_of_a_cancel_is_refused_by_a_lookup(client: Client) -> None:
     cancel = client.cancel("nobody")
     with pytest.raises(ValueError, match="is the id of a cancel, not of a request; give the id"):
         client.get(cancel)
 
 
-def test_coroutines_ask_at_the_same_time_and_get_their_own_answers(shop: World) -> None:
+def test_concurrent_coroutines_get_their_own_answers(shop: World) -> None:
     async def talk() -> list[str]:
         servers = shop.kafka.bootstrap_servers
         async with AsyncClient(servers, request_topic=shop.requests) as client:
@@ -182,7 +184,7 @@ def test_coroutines_ask_at_the_same_time_and_get_their_own_answers(shop: World) 
     assert asyncio.run(talk()) == ["ended", "pending"] * 4
 
 
-def test_a_client_whose_consumer_slept_through_an_outage_looks_again_with_another(
+def test_a_client_retries_a_lookup_with_a_new_consumer(
     shop: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = client.send_later(None, "hi", shop.targets[0], FAR)
@@ -200,10 +202,10 @@ def test_a_client_whose_consumer_slept_through_an_outage_looks_again_with_anothe
     assert reader._consumer is not slept
 
 
-def test_without_any_service_kafka_alone_tells(world: World) -> None:
+def test_lookups_need_kafka_but_no_service(world: World) -> None:
     with client_of(world) as client:
         before = client.send_later(None, "hi", world.targets[0], SOON, id="before")
-        assert client.get(before).state == "pending", "no service has ever run, nor made receipts"
+        assert client.get(before).state == "pending", "no service has ever run or created receipts"
         service = world.start_service().wait_ready()
         until_it_is(client, before, "delivered")
         assert service.stop() == 0

@@ -1,6 +1,6 @@
-"""Clocks that are an hour wrong, one or two of three at a time, and are set while requests wait.
+"""Clocks that are an hour wrong, one or two of three at a time, and are set while requests are pending.
 
-Each row on a Kafka and a Redis of its own. With BLACKBOX_TEST_AT_LENGTH=1 all rows; `-rP` shows what each came to.
+Each row on a Kafka and a Redis of its own. With BLACKBOX_TEST_AT_LENGTH=1 all rows; `-rP` shows their results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = WRONG if AT_LENGTH else [(1, 1, 0), pytest.param((0, 0, -1), marks=pytest
 
 
 class Seen:
-    """What was asked for, and when it could be read, by a clock that is right."""
+    """Requests, and when their messages could be read, by a correct clock."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -74,7 +74,7 @@ class Seen:
 
 
 def kafka_ahead_s(world: World) -> float:
-    """How far what Kafka stamps is ahead of a clock that is right."""
+    """How far Kafka's timestamps are ahead of a correct clock."""
     stamped_ms: list[int] = []
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     producer.produce(
@@ -96,7 +96,7 @@ def clocks(folder: Path) -> list[WrongClock]:
 
 @pytest.fixture
 def own_world(folder: Path, clocks: list[WrongClock], by: tuple[int, int, int]) -> Iterator[World]:
-    """Its servers begin with wrong clocks."""
+    """Its servers start with wrong clocks."""
     if not FAKETIME:
         missing_tool("libfaketime is not installed; on Debian: apt-get install faketime")
     for clock, hours in zip(clocks, by, strict=True):
@@ -110,10 +110,10 @@ def own_world(folder: Path, clocks: list[WrongClock], by: tuple[int, int, int]) 
 
 
 @pytest.mark.parametrize("by", ROWS, ids=lambda by: "host{:+d}-redis{:+d}-kafka{:+d}".format(*by))
-def test_whatever_clocks_are_wrong_nothing_is_early(
+def test_wrong_clocks_make_no_message_early(
     own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
 ) -> None:
-    """Clocks are set right while requests wait; but a Kafka that is behind stays so, as what it stamped would be early."""
+    """Clocks are corrected while requests wait, except a slow Kafka clock: its earlier timestamps would seem early."""
     world, kafka_by = own_world, by[2]
     log = world.folder / "service.log"
     service = ForkedService(world.environment(), log, clock=clocks[0])
@@ -128,40 +128,40 @@ def test_whatever_clocks_are_wrong_nothing_is_early(
         seen.look()
         return max(abs(service.metric(f"blackbox_{name}_seconds")) for name in METRICS)
 
-    until("a metric tells", lambda: alarm_s() > HOUR_S - 60)
+    until("a metric shows it", lambda: alarm_s() > HOUR_S - 60)
     until("all of them would be due", lambda: seen.time_s() > last_s)
     for clock in clocks if kafka_by >= 0 else clocks[:2]:
         clock.set_wrong_by(0)
     if kafka_by > 0:
         until("Kafka's clock is right", lambda: kafka_ahead_s(world) < 60)
     seen.ask("second", COUNT, LAST_S)
-    until("those come that were asked for then", lambda: seen.has_come("second"))
+    until("the later requests are delivered", lambda: seen.has_come("second"))
     if kafka_by <= 0:
-        until("the first have come, too", lambda: seen.has_come("first"))
+        until("the first are also delivered", lambda: seen.has_come("first"))
 
     late_s = [came[0] - seen.due_s[body] for body, came in seen.came_s.items()]
     print(f"| {by} | {len(seen.due_s)} | {len(late_s)} | {max(late_s):.2f} s |")
     assert seen.early_s() == []
     assert [body for body, came in seen.came_s.items() if len(came) > 1] == []
     pending = sum(body not in seen.came_s for body in seen.due_s)
-    until("the rest waits", lambda: service.metric("blackbox_pending") == pending)
+    until("the rest is pending", lambda: service.metric("blackbox_pending") == pending)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("by", [(0, 0, 0)])
-def test_a_clock_of_kafka_that_was_right_and_goes_back_makes_nothing_early(
+def test_a_kafka_clock_that_is_set_back_makes_no_message_early(
     own_world: World, clocks: list[WrongClock], by: tuple[int, int, int]
 ) -> None:
-    """Nobody knows of it until a receipt is timestamped."""
+    """No process knows of it until a receipt is timestamped."""
     service = own_world.start_service()
     service.wait_ready()
     seen = Seen(own_world)
     seen.ask("first", COUNT, LAST_S)
-    until("the first come", lambda: seen.has_come("first"))
+    until("the first are delivered", lambda: seen.has_come("first"))
     clocks[2].set_wrong_by(-HOUR_S)
     until("Kafka's clock is wrong", lambda: kafka_ahead_s(own_world) < 60 - HOUR_S)
     seen.ask("second", COUNT, LAST_S, 3.0)
-    until("the second come", lambda: seen.has_come("second"))
+    until("the second are delivered", lambda: seen.has_come("second"))
 
     assert seen.early_s() == []
     assert [body for body, came in seen.came_s.items() if len(came) > 1] == []

@@ -1,4 +1,4 @@
-"""Requests due far ahead wait in Kafka, come back in time, once each, and can be ended meanwhile."""
+"""Requests due far ahead wait in Kafka, are promoted in time, once each, and can be ended before."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def year(world: World) -> Iterator[Year]:
     year.client.close()
 
 
-def test_a_far_request_is_not_in_redis_and_delivered_on_time_under_its_own_id(year: Year) -> None:
+def test_a_cold_request_is_not_in_redis_and_is_delivered_on_time_with_its_id(year: Year) -> None:
     now_ms = year.began_ms
     year.ask("near", now_ms + HOUR_MS // 2)
     year.ask("far", now_ms + 9 * HOUR_MS)
@@ -72,7 +72,7 @@ def test_a_far_request_is_not_in_redis_and_delivered_on_time_under_its_own_id(ye
 
 
 @pytest.mark.proof
-def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_once(
+def test_killed_repeated_and_late_promotions_deliver_each_request_once(
     year: Year,
 ) -> None:
     dice = random.Random(7)
@@ -108,7 +108,7 @@ def test_a_promotion_that_is_killed_or_run_twice_or_late_delivers_each_request_o
     assert all(year.standing(shard) == (0, 0) for shard in range(PARTITIONS))
 
 
-def test_what_comes_near_is_carried_in_several_transactions_past_what_kafka_refuses(
+def test_promotion_uses_several_transactions_and_skips_refused_records(
     year: Year, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("blackbox.core.promotion.CARRIED_AT_ONCE", 3)
@@ -129,7 +129,7 @@ def test_what_comes_near_is_carried_in_several_transactions_past_what_kafka_refu
     assert len(year.delivered()) == 12
 
 
-def test_a_cancel_that_comes_while_promotion_runs_wins(
+def test_a_cancel_during_a_promotion_ends_the_request(
     year: Year, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = year.began_ms
@@ -149,14 +149,14 @@ def test_a_cancel_that_comes_while_promotion_runs_wins(
     monkeypatch.setattr(ShardJournal, "requests", cancelled_meanwhile)
     assert year.promote(now_ms + 8 * HOUR_MS) == 1
     monkeypatch.undo()
-    year.forget()  # even an index that never saw the cold one does not deliver it
+    year.forget()  # even an index that never had the cold request does not deliver it
     year.pass_to(now_ms + 9 * HOUR_MS)
 
     assert year.delivered() == ["kept"]
 
 
 @pytest.mark.parametrize("at_hour", [0, 8])
-def test_a_cold_request_is_cancelled_and_replaced_like_any_other(year: Year, at_hour: int) -> None:
+def test_a_cold_request_can_be_cancelled_and_replaced(year: Year, at_hour: int) -> None:
     now_ms = year.began_ms
     then_ms = now_ms + at_hour * HOUR_MS
     for name in ("cancelled", "replaced"):
@@ -198,7 +198,7 @@ def test_another_horizon_after_a_lost_redis_delivers_nothing_twice(
     for hour in range(2, 12):
         year.ask(f"m{hour:02d}", now_ms + hour * HOUR_MS)
     year.pass_to(now_ms)
-    for hour in range(3, 7):  # 2 is late
+    for hour in range(3, 7):  # the promotion of m02 is late
         year.promote(now_ms + hour * HOUR_MS)
         year.pass_to(now_ms + hour * HOUR_MS)
     year.forget()
@@ -210,7 +210,7 @@ def test_another_horizon_after_a_lost_redis_delivers_nothing_twice(
     assert year.delivered() == [f"m{hour:02d}" for hour in range(2, 12)]
 
 
-def test_a_far_request_is_written_anew_before_kafka_removes_it(year: Year) -> None:
+def test_a_cold_request_is_renewed_before_kafka_removes_it(year: Year) -> None:
     now_ms = year.began_ms
     year.ask("far", now_ms + 99 * DAY_MS, id="far")
     year.ask("gone", now_ms + 99 * DAY_MS, id="gone")
@@ -225,7 +225,7 @@ def test_a_far_request_is_written_anew_before_kafka_removes_it(year: Year) -> No
     assert year.standing() == (0, 1)
 
     remove_up_to(year, 2)
-    year.forget()  # the index begins anew behind the request itself
+    year.forget()  # the rebuild starts after the request's own record
     year.pass_to(now_ms + 6 * DAY_MS)
     assert year.standing() == (0, 1)
     keep(year, -1)
@@ -237,7 +237,7 @@ def test_a_far_request_is_written_anew_before_kafka_removes_it(year: Year) -> No
     assert dict(far.headers() or [])["blackbox-id"] == request_id(year.shards[0], 0).encode()
 
 
-def test_what_kafka_removed_too_early_is_said_to_be_lost(
+def test_cold_requests_that_kafka_removed_are_reported_as_lost(
     year: Year, caplog: pytest.LogCaptureFixture
 ) -> None:
     year.ask("far", year.began_ms + 99 * DAY_MS)
@@ -273,7 +273,7 @@ def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> Non
 
 
 @pytest.mark.parametrize("header", [b"", b"[0,0,1,false]x", b"[7,0,1,false]", b"[0,0,1]", b"null"])
-def test_a_forged_header_makes_a_dead_letter(year: Year, header: bytes) -> None:
+def test_a_record_with_a_forged_header_becomes_a_dead_letter(year: Year, header: bytes) -> None:
     request = json.dumps({"topic": year.world.targets[0], "message": "x", "countdown": 0})
     year.world.send_raw(request, [], 0)
     year.world.send_raw(request, [("blackbox-carried", header)], 0)
@@ -286,7 +286,7 @@ def test_a_forged_header_makes_a_dead_letter(year: Year, header: bytes) -> None:
     assert b"only blackbox may write it" in (headers["blackbox-detail"] or b"")
 
 
-def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year) -> None:
+def test_a_cold_request_is_found_by_its_id_before_and_after_promotion(year: Year) -> None:
     now_ms = year.began_ms
     year.ask("far", now_ms + 9 * HOUR_MS)
     year.pass_to(now_ms)
@@ -312,7 +312,7 @@ def test_a_cold_request_and_what_it_became_are_found_under_its_own_id(year: Year
     assert (status.state, status.id) == ("delivered", request_id(shard, 0))
 
 
-def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
+def test_a_request_promoted_while_it_is_rescheduled_is_rescheduled(
     year: Year, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = year.began_ms
@@ -341,7 +341,7 @@ def test_what_is_carried_on_while_it_is_rescheduled_is_rescheduled_all_the_same(
 
 
 @pytest.mark.proof
-def test_a_service_promotes_what_comes_near_by_itself(world: World) -> None:
+def test_a_service_promotes_requests_automatically(world: World) -> None:
     world.start_service(hot_horizon_s=4).wait_ready()
     world.ask(600, within_s=12)
     inspector = Inspector.of(world.redis.url)

@@ -1,4 +1,4 @@
-"""Strangers who connect to a real HTTP server and do not go on: too many, too slow, or never."""
+"""Clients that connect to a real HTTP server and then do nothing: too many, too slow, or silent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def connect(port: int) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has ended it; what it sent before is passed over."""
+    """Whether the server has closed it; data that it sent before is skipped."""
     while select.select([connection], [], [], 0)[0]:
         try:
             if not connection.recv(65536):
@@ -84,8 +84,8 @@ def is_closed(connection: socket.socket) -> bool:
     return False
 
 
-def taken(connection: socket.socket, wanted: float = math.inf) -> int:
-    """How many bytes come, until there are so many or the server ends the connection."""
+def bytes_received(connection: socket.socket, wanted: float = math.inf) -> int:
+    """The number of bytes received, up to `wanted` or until the server closes the connection."""
     connection.settimeout(10)
     count = 0
     with suppress(ConnectionError):
@@ -95,7 +95,7 @@ def taken(connection: socket.socket, wanted: float = math.inf) -> int:
 
 
 def answered(connection: socket.socket, asked: bytes = HEAD) -> bool:
-    """Whether what is asked for is answered; the whole answer is taken."""
+    """Whether a request is answered; the whole answer is read."""
     connection.sendall(asked)
     answer = connection.recv(4096)
     while answer and not answer.endswith(b"}"):
@@ -121,7 +121,7 @@ def test_an_answer_on_a_reused_connection_does_not_wait_for_an_acknowledgement(
 
 
 @pytest.mark.parametrize("begun", [b"", b"G", HEAD[:-1]])
-def test_a_head_that_does_not_end_is_not_waited_for(
+def test_an_incomplete_head_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.3)
@@ -130,7 +130,7 @@ def test_a_head_that_does_not_end_is_not_waited_for(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_a_head_that_comes_byte_by_byte_gains_no_time(
+def test_a_head_sent_byte_by_byte_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.5)
@@ -147,7 +147,7 @@ def test_a_head_that_comes_byte_by_byte_gains_no_time(
         assert time.monotonic() - began < 3
 
 
-def test_the_second_head_of_a_connection_has_a_deadline_too(
+def test_the_second_head_of_a_connection_also_times_out(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "head", 0.3)
@@ -159,9 +159,7 @@ def test_the_second_head_of_a_connection_has_a_deadline_too(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_a_connection_that_nobody_uses_is_closed(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_connection_is_closed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections._LIMITS, "idle", 0.5)
     with connect(server.port) as idle:
         assert answered(idle)
@@ -169,7 +167,7 @@ def test_a_connection_that_nobody_uses_is_closed(
         until("it is closed", lambda: is_closed(idle), 5)
 
 
-def test_an_answer_that_is_taken_slowly_is_not_given_up(
+def test_an_answer_that_is_read_slowly_is_sent_completely(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.5)
@@ -181,11 +179,11 @@ def test_an_answer_that_is_taken_slowly_is_not_given_up(
         count = 0
         for _ in range(15):
             time.sleep(0.1)
-            count += taken(slow, 1 << 20)
-        assert count + taken(slow, LARGE - count) >= LARGE
+            count += bytes_received(slow, 1 << 20)
+        assert count + bytes_received(slow, LARGE - count) >= LARGE
 
 
-def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
+def test_the_rest_of_an_ignored_body_is_awaited_briefly(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "leftover", 0.3)
@@ -200,7 +198,7 @@ def test_the_rest_of_a_body_that_nobody_reads_is_waited_for_a_moment(
         until("it is closed", lambda: is_closed(slow), 5)
 
 
-def test_an_answer_that_is_not_taken_is_given_up(
+def test_an_answer_that_is_not_read_is_abandoned(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.3)
@@ -209,10 +207,10 @@ def test_an_answer_that_is_not_taken_is_given_up(
         deaf.connect((HOST, server.port))
         deaf.sendall(HEAD.replace(b"livez", b"large"))
         time.sleep(1)
-        assert taken(deaf) < LARGE
+        assert bytes_received(deaf) < LARGE
 
 
-def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
+def test_the_longest_waiting_connection_is_closed_for_a_new_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 8)
@@ -231,7 +229,7 @@ def test_the_connection_that_waited_longest_makes_room_and_that_is_told_once(
     ]
 
 
-def test_a_request_that_is_being_answered_makes_no_room(
+def test_a_connection_that_is_being_answered_is_not_closed_for_a_new_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -245,7 +243,7 @@ def test_a_request_that_is_being_answered_makes_no_room(
 
 
 def deaf(port: int, asked: bytes) -> socket.socket:
-    """A connection that asks, and takes nothing."""
+    """A connection that sends a request, and reads nothing."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     one.connect((HOST, port))
@@ -253,7 +251,7 @@ def deaf(port: int, asked: bytes) -> socket.socket:
     return one
 
 
-def test_answers_that_nobody_takes_make_room(
+def test_connections_with_unread_answers_are_closed_for_new_ones(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -265,7 +263,7 @@ def test_answers_that_nobody_takes_make_room(
             assert is_live(server.port)
 
 
-def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_longest_are_closed(
+def test_unread_answers_are_limited_in_bytes(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 2 * LARGE)
@@ -274,14 +272,14 @@ def test_answers_that_nobody_takes_have_so_much_together_and_those_that_waited_l
         open_ = []
         for _ in range(5):
             one = ending.enter_context(deaf(server.port, HEAD.replace(b"livez", b"large")))
-            assert one.recv(1) == b"H"  # its answer has begun, and the server has the rest
+            assert one.recv(1) == b"H"  # its answer has started, and the server keeps the rest
             open_.append(one)
         assert is_live(server.port)
-        assert [taken(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
+        assert [bytes_received(one, LARGE) >= LARGE for one in open_] == [False] * 3 + [True] * 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_client_that_asks_on_and_on_has_one_answer_to_take_at_a_time() -> None:
+def test_pipelined_requests_are_answered_one_at_a_time() -> None:
     counting, made = app(), []
 
     @counting.get("/counted")
@@ -293,15 +291,17 @@ def test_a_client_that_asks_on_and_on_has_one_answer_to_take_at_a_time() -> None
     server.start()
     try:
         with deaf(server.port, 3 * HEAD.replace(b"livez", b"counted")) as one:
-            assert one.recv(1) == b"H"  # the first answer has begun, and the server has the rest
+            assert (
+                one.recv(1) == b"H"
+            )  # the first answer has started, and the server keeps the rest
             assert is_live(server.port)
             assert len(made) == 1
-            assert taken(one, 3 * LARGE) >= 3 * LARGE
+            assert bytes_received(one, 3 * LARGE) >= 3 * LARGE
     finally:
         server.stop()
 
 
-def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
+def test_connections_with_pipelined_requests_are_closed_for_new_ones(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 4)
@@ -314,7 +314,7 @@ def test_those_who_ask_on_and_on_before_they_have_their_answers_make_room(
             assert is_live(server.port)
 
 
-def test_an_answer_that_is_taken_too_slowly_is_given_up(
+def test_an_answer_that_is_read_too_slowly_is_abandoned(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections._LIMITS, "taking", 1)
@@ -324,10 +324,10 @@ def test_an_answer_that_is_taken_too_slowly_is_given_up(
             time.sleep(0.1)
             with suppress(ConnectionError):
                 count += len(slow.recv(4096))
-        assert count + taken(slow) < LARGE
+        assert count + bytes_received(slow) < LARGE
 
 
-def tell_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_log_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been logged in the last minute."""
     for limit in logging.getLogger("uvicorn.error").filters:
         assert isinstance(limit, connections.LogLimit)
@@ -348,20 +348,20 @@ def test_no_client_can_fill_the_log_with_tracebacks(
                 assert stranger.recv(4096).startswith(b"HTTP/1.1 500 ")
                 until("it is closed", partial(is_closed, stranger), 5)
 
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     fail()
     [first] = logged(caplog)
     assert first.exc_info is not None
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     fail()
     _, second = logged(caplog)
     assert second.message == "Exception in ASGI application (4 more were not logged)"
 
 
-def test_what_is_no_http_is_told_once(
+def test_invalid_http_is_logged_once(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_again(monkeypatch)
+    reset_log_limits(monkeypatch)
     for _ in range(20):
         with connect(server.port) as stranger:
             stranger.sendall(b"\x16\x03\x01\r\n\r\n")
@@ -374,7 +374,7 @@ CHUNKED = b"%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @pytest.mark.parametrize("path", [b"GET /livez", b"POST /length", b"GET /large"])
 @pytest.mark.parametrize("is_answered_before", [True, False])
-def test_a_body_that_is_no_http_fills_no_log(
+def test_invalid_http_in_bodies_does_not_fill_the_log(
     server: HttpServer, caplog: pytest.LogCaptureFixture, path: bytes, is_answered_before: bool
 ) -> None:
     for _ in range(5):
@@ -388,14 +388,14 @@ def test_a_body_that_is_no_http_fills_no_log(
     assert [record.message for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
-def test_a_body_that_is_no_http_is_told_so_before_it_is_answered(server: HttpServer) -> None:
+def test_an_invalid_body_is_answered_with_400(server: HttpServer) -> None:
     for path in (b"GET /livez", b"POST /length"):
         with connect(server.port) as stranger:
             stranger.sendall(CHUNKED % path + b"zz\r\n")
             assert stranger.recv(4096).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_connection_that_fails_is_told_seldom(
+def test_a_failing_connection_is_logged_rarely(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: object) -> None:
@@ -473,7 +473,7 @@ def test_a_probe_is_answered_while_a_thousand_connections_idle(
     assert len(log.read_text().splitlines()) == 1
 
 
-def test_a_process_without_files_left_says_so_once_and_answers_when_there_are_some(
+def test_a_process_without_file_descriptors_logs_it_once_and_recovers(
     modest: tuple[int, subprocess.Popen[str], Path],
 ) -> None:
     port, process, log = modest

@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and what it says when something is wrong."""
+"""The demo as a new user runs it, and its output when something is wrong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.world import AT_LENGTH, until
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
 
 PATIENCE_S = 400.0
-"""Three JVMs and an audit from cold, beside another worker's."""
+"""Three JVMs and an audit without warm-up, beside another worker's."""
 
 
 class RunningDemo:
-    """A demo in a process of its own, whose temporary files are in a folder of the test's.
+    """A demo in its own process, with its temporary files in a folder of the test.
 
     It writes its page beside that folder, into the current one.
     """
@@ -68,7 +68,7 @@ class RunningDemo:
 
 
 def is_probe(path: Path) -> bool:
-    """What Python's `tempfile` writes, and removes, to find out where it may: killed in between, it stays."""
+    """A file that Python's `tempfile` writes and removes to find a writable folder: it stays after a kill."""
     return path.is_file() and path.read_bytes() in (b"", b"blat")
 
 
@@ -77,7 +77,7 @@ StartDemo = Callable[..., RunningDemo]
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[StartDemo]:
-    """Starts a demo; one that a failing test leaves running is ended."""
+    """Starts a demo, and ends it if a failing test leaves it running."""
     folder = tmp_path / "demo"
     folder.mkdir()
     started: list[RunningDemo] = []
@@ -93,7 +93,7 @@ def demo(tmp_path: Path) -> Iterator[StartDemo]:
 
 
 @pytest.mark.timeout(600)
-def test_a_kept_demo_ends_with_a_good_verdict_and_goes_on_until_ctrl_c(demo: StartDemo) -> None:
+def test_a_kept_demo_has_a_good_verdict_and_runs_until_ctrl_c(demo: StartDemo) -> None:
     running = demo("--requests", "300", "--seconds", "2", "--keep")
     running.says("Press Ctrl-C to stop")
     assert "300 asked · 294 delivered · 0 lost · 0 duplicated · 0 early" in running.said
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_the_demo_cleanly_at_any_time(
 
 
 @pytest.mark.at_length
-def test_a_message_that_does_not_come_out_makes_the_verdict_bad(
+def test_a_missing_message_makes_the_verdict_bad(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     honest = performance.send

@@ -1,4 +1,4 @@
-"""Nothing lost, nothing twice, nothing early: on a real broker and Redis, with the service as a process."""
+"""Nothing is lost, delivered twice or early: on a real broker and Redis, with the service as a process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FREEZES = int(os.environ.get("BLACKBOX_TEST_FREEZES", "1"))
 
 
 @both_engines
-def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> None:
+def test_every_request_is_delivered_once_on_time_with_its_headers(world: World) -> None:
     world.start_service().wait_ready()
     world.ask(2000, within_s=2)
     verdict = world.wait_delivered()
@@ -45,7 +45,7 @@ def test_every_request_comes_out_once_on_time_with_its_headers(world: World) -> 
 
 
 @both_engines_at_length
-def test_at_least_once_delivers_everything_too(world: World) -> None:
+def test_at_least_once_delivers_every_request(world: World) -> None:
     world.start_service(delivery="at-least-once").wait_ready()
     world.ask(1000, within_s=1)
     verdict = world.wait_delivered()
@@ -53,7 +53,7 @@ def test_at_least_once_delivers_everything_too(world: World) -> None:
 
 
 @both_engines_at_length
-def test_a_graceful_stop_takes_less_than_five_seconds_and_the_next_start_goes_on(
+def test_a_graceful_stop_takes_less_than_five_seconds_and_loses_nothing(
     world: World,
 ) -> None:
     service = world.start_service().wait_ready()
@@ -65,7 +65,9 @@ def test_a_graceful_stop_takes_less_than_five_seconds_and_the_next_start_goes_on
 
 
 @both_engines_at_length
-def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(world: World) -> None:
+def test_requests_written_while_no_service_runs_are_delivered_at_the_next_start(
+    world: World,
+) -> None:
     world.ask(500, within_s=0)
     world.start_service().wait_ready()
     verdict = world.wait_delivered()
@@ -73,7 +75,7 @@ def test_requests_written_while_nobody_runs_are_delivered_at_the_next_start(worl
 
 
 @both_engines_at_length
-def test_a_group_and_a_topic_that_are_together_another_pair_fence_nobody(world: World) -> None:
+def test_groups_and_topics_with_the_same_joined_name_do_not_fence_each_other(world: World) -> None:
     servers, other = world.kafka.bootstrap_servers, world.requests
     long = NewTopic(receipts_topic(f"eu-{other}"), 1)
     world.create(long, NewTopic(receipts_topic(other), 1))
@@ -91,21 +93,21 @@ def test_a_group_and_a_topic_that_are_together_another_pair_fence_nobody(world: 
             assert writer.commit(Receipt(at_ms=1)) > 0
 
 
-def test_what_is_due_at_one_instant_comes_out_in_the_order_it_was_written(world: World) -> None:
+def test_requests_due_at_the_same_instant_are_delivered_in_journal_order(world: World) -> None:
     world.start_service(batch_limit=100).wait_ready()
     at_ms = int(time.time() * 1000) + 1500
     for number in range(1000):
         asked = {"topic": world.targets[0], "message": number, "at": at_ms, "key": "one partition"}
         world.send_raw(json.dumps(asked), partition=0)
     world.flush()
-    until("all came out", lambda: len(world.received()) >= 1000)
+    until("all are delivered", lambda: len(world.received()) >= 1000)
     assert [int(one.value() or b"") for one in world.received()] == list(range(1000))
 
 
 @both_engines_in_proof
 @pytest.mark.fault
 @pytest.mark.timeout(900)
-def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> None:
+def test_kill_9_at_random_moments_loses_and_duplicates_nothing(world: World) -> None:
     dice = random.Random(7)
     kills = KILLS if AT_LENGTH or world.engine == "process" else 1
     for _ in range(kills):
@@ -119,10 +121,10 @@ def test_kill_9_at_random_moments_loses_and_doubles_nothing(world: World) -> Non
 
 
 def kill(service: ServiceProcess, dice: random.Random) -> None:
-    """A random moment after it began to deliver, or while it opens its shards."""
+    """Kill it at a random moment after it started to deliver, or while it opens its shards."""
     if dice.random() < 0.7:
         service.wait_ready()
-    with pytest.raises(subprocess.TimeoutExpired):  # it does not end by itself
+    with pytest.raises(subprocess.TimeoutExpired):  # it has not ended by itself
         service.process.wait(dice.uniform(0, 1.5))
     service.kill()
 
@@ -130,7 +132,7 @@ def kill(service: ServiceProcess, dice: random.Random) -> None:
 @both_engines_at_length
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-def test_an_owner_frozen_past_its_session_is_fenced_when_it_comes_back(world: World) -> None:
+def test_an_owner_frozen_beyond_its_session_timeout_is_fenced(world: World) -> None:
     owners = [world.start_service().wait_ready(), world.start_service().wait_ready()]
     for round_number in range(FREEZES):
         frozen, other = owners[round_number % 2], owners[1 - round_number % 2]

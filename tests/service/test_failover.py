@@ -1,4 +1,4 @@
-"""Redis fails over, or loses a node, or moves a slot: nothing is lost, doubled or early."""
+"""Redis fails over, or loses a node, or moves a slot: nothing is lost, duplicated or early."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def shard_keys(world: World) -> list[str]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_a_primary_that_dies_under_load(world: World, sentinels: SentinelServers) -> None:
+def test_a_killed_primary_under_load_loses_and_duplicates_nothing(
+    world: World, sentinels: SentinelServers
+) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
     for _ in range(FAILOVERS):
         under_load(world, service)
@@ -69,7 +71,7 @@ def test_a_primary_that_dies_under_load(world: World, sentinels: SentinelServers
 
 
 @pytest.mark.proof
-def test_a_primary_that_dies_with_what_its_replica_never_got(
+def test_a_killed_primary_with_unreplicated_data_loses_and_duplicates_nothing(
     world: World, sentinels: SentinelServers
 ) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
@@ -83,7 +85,9 @@ def test_a_primary_that_dies_with_what_its_replica_never_got(
 
 
 @pytest.mark.proof
-def test_a_failover_that_an_operator_orders(world: World, sentinels: SentinelServers) -> None:
+def test_a_manual_failover_under_load_loses_and_duplicates_nothing(
+    world: World, sentinels: SentinelServers
+) -> None:
     service = world.start_service(redis_url=sentinels.url).wait_ready()
     for _ in range(FAILOVERS):
         under_load(world, service)
@@ -95,7 +99,9 @@ def test_a_failover_that_an_operator_orders(world: World, sentinels: SentinelSer
 
 
 @pytest.mark.proof
-def test_slots_that_move_to_other_nodes_under_load(world: World, cluster: ClusterServers) -> None:
+def test_moved_slots_under_load_lose_and_duplicate_nothing(
+    world: World, cluster: ClusterServers
+) -> None:
     keys = shard_keys(world)
     cluster.spread(keys)
     service = world.start_service(redis_url=cluster.url).wait_ready()
@@ -108,7 +114,9 @@ def test_slots_that_move_to_other_nodes_under_load(world: World, cluster: Cluste
 
 
 @pytest.mark.proof
-def test_a_node_that_dies_under_load_and_comes_back(world: World, cluster: ClusterServers) -> None:
+def test_a_killed_and_restarted_node_loses_and_duplicates_nothing(
+    world: World, cluster: ClusterServers
+) -> None:
     cluster.spread(shard_keys(world))
     service = world.start_service(redis_url=cluster.url).wait_ready()
     for node in cluster.nodes:
@@ -128,7 +136,7 @@ def delivered(world: World) -> int:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_while_a_node_is_dead_the_shards_of_others_deliver(world: World, tmp_path: Path) -> None:
+def test_shards_of_other_nodes_deliver_while_a_node_is_down(world: World, tmp_path: Path) -> None:
     with ClusterServers(tmp_path / "cluster", needs_all=False) as servers:
         servers.spread(shard_keys(world))
         service = world.start_service(redis_url=servers.url).wait_ready()
@@ -151,7 +159,7 @@ def pending_in(environment: Mapping[str, str]) -> object:
 
 
 def refused_in(environment: Mapping[str, str], server: EmbeddedRedis) -> list[str]:
-    """What `check` refuses once this server evicts."""
+    """The refusals of `check` once this server evicts keys."""
     assert blackbox(environment, "check").code == 0
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -164,24 +172,22 @@ EVICTION = finding("eviction", policy="allkeys-lru").text
 
 
 @pytest.mark.proof
-def test_operators_see_and_check_a_primary_behind_sentinels(
-    world: World, sentinels: SentinelServers
-) -> None:
-    environment = look_at(world, sentinels.url)
+def test_operator_commands_work_behind_sentinels(world: World, sentinels: SentinelServers) -> None:
+    environment = run_operator_commands(world, sentinels.url)
     assert refused_in(environment, sentinels.primary) == [EVICTION]
 
 
-def test_operators_see_and_check_every_node_of_a_cluster(
+def test_operator_commands_work_on_every_node_of_a_cluster(
     world: World, cluster: ClusterServers
 ) -> None:
     cluster.spread(shard_keys(world))
-    environment = look_at(world, cluster.url)
+    environment = run_operator_commands(world, cluster.url)
     evicting = cluster.nodes[1]
     assert refused_in(environment, evicting) == [f"127.0.0.1:{evicting.port}: {EVICTION}"]
 
 
-def look_at(world: World, url: str) -> Mapping[str, str]:
-    """Let a service hold eight requests, and ask for one of them."""
+def run_operator_commands(world: World, url: str) -> Mapping[str, str]:
+    """Store eight requests with a service, and run commands for one of them."""
     environment = world.environment(redis_url=url)
     world.start_service(redis_url=url).wait_ready()
     world.ask(8, within_s=600, from_s=300)
@@ -192,13 +198,15 @@ def look_at(world: World, url: str) -> Mapping[str, str]:
     return environment
 
 
-def test_one_node_of_a_cluster_is_warned_of(world: World, cluster: ClusterServers) -> None:
+def test_check_warns_of_the_address_of_a_single_cluster_node(
+    world: World, cluster: ClusterServers
+) -> None:
     environment = world.environment(redis_url=cluster.nodes[0].url)
     found = json.loads(blackbox(environment, "check", "--json").out)
     assert finding("one_node").text in [finding["text"] for finding in found]
 
 
-def test_a_silent_node_is_warned_of(world: World, cluster: ClusterServers) -> None:
+def test_check_warns_of_a_node_that_does_not_answer(world: World, cluster: ClusterServers) -> None:
     dead = cluster.nodes[2]
     dead.kill()
     environment = world.environment(redis_url=cluster.url)

@@ -19,7 +19,7 @@ REQUESTS = 40
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: World) -> None:
+def test_foreign_records_in_the_receipts_topic_end_no_request(fragile_world: World) -> None:
     world = fragile_world
     service = world.start_service().wait_ready()
     world.ask(REQUESTS, within_s=16, from_s=14, partition=0)
@@ -37,7 +37,7 @@ def test_what_others_wrote_among_the_receipts_ends_no_request(fragile_world: Wor
 
 
 def forge(world: World) -> None:
-    """What another deployment would deliver there if it were asked to, and other things."""
+    """Write what another deployment would deliver to this topic, and other records."""
     topic = receipts_topic(world.requests)
     shard = Shard(world.requests, 0)
     ended = [asked.place[1] for asked in world.asked.values()]

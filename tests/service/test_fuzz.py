@@ -1,4 +1,4 @@
-"""Random and mutated records: each ends as a delivery, a pending entry or a dead letter, and nothing stops.
+"""Random and mutated records: each ends as a delivery, a pending entry or a dead letter, and the service continues.
 
 `BLACKBOX_TEST_FUZZ` says how many records, `BLACKBOX_TEST_FUZZ_SEED` which ones.
 """
@@ -40,7 +40,7 @@ pytestmark = [
     [(format_name, engine) for format_name, engines in ENGINES.items() for engine in engines],
     indirect=["engine"],
 )
-def test_whatever_is_written_ends_as_a_delivery_an_entry_or_a_dead_letter(
+def test_every_record_ends_as_a_delivery_an_entry_or_a_dead_letter(
     world: World, format_name: str
 ) -> None:
     world.format_name = format_name
@@ -109,14 +109,14 @@ def place(message: Message) -> str:
 
 
 def source(message: Message) -> str:
-    """The last one: a caller may write such a header, too."""
+    """The last one: a caller may also write such a header."""
     headers: Any = message.headers()
     said: list[bytes] = [held for name, held in headers if name == "blackbox-source"]
     return said[-1].decode()
 
 
 def read(world: World, index: redis.Redis) -> int:
-    """How many records the indexes know."""
+    """How many records the indexes have read."""
     states = (f"blackbox:{{{world.requests}-{p}}}:state" for p in range(PARTITIONS))
     found: list[Any] = [index.hget(state, "requests") for state in states]
     return sum(int(held or 0) for held in found)

@@ -1,4 +1,4 @@
-"""The probes and metrics over real HTTP, of a stand-in and of a real service."""
+"""The probes and metrics over real HTTP, of a fake and of a real service."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_service_that_delivers_is_live(client: httpx.Client) -> None:
     assert (answer.status_code, answer.json()) == (200, {"live": True, "stuck": []})
 
 
-def test_a_service_that_is_stuck_is_not_live_and_says_where(
+def test_a_stuck_service_is_not_live_and_names_its_shards(
     client: httpx.Client, patient: Patient
 ) -> None:
     patient.in_the_way = [Shard("TB", 0), Shard("TB", 2)]
@@ -99,7 +99,7 @@ def test_a_service_with_a_shard_to_open_is_not_ready_and_names_it(
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "not_open": ["TB-1"]})
 
 
-def test_a_service_says_why_a_shard_does_not_open(client: httpx.Client, patient: Patient) -> None:
+def test_readyz_says_why_a_shard_does_not_open(client: httpx.Client, patient: Patient) -> None:
     patient.closed, patient.why = [Shard("TB", 1)], {Shard("TB", 1): "TB was created again"}
     assert client.get("/readyz").json() == {
         "ready": False, "not_open": ["TB-1"], "why": {"TB-1": "TB was created again"},
@@ -119,7 +119,7 @@ def test_a_probe_is_never_answered_from_a_cache(client: httpx.Client) -> None:
     assert found == ["no-store", "no-store"]
 
 
-def test_a_probe_may_ask_for_the_head_only(client: httpx.Client) -> None:
+def test_a_probe_accepts_head_requests(client: httpx.Client) -> None:
     answer = client.head("/livez")
     assert (answer.status_code, answer.content) == (200, b"")
 
@@ -132,14 +132,14 @@ def test_metrics_are_prometheus_text(client: httpx.Client, metrics: Metrics) -> 
     assert 'blackbox_shard_open{shard="TB-0"} 1.0' in answer.text
 
 
-def test_metrics_are_openmetrics_for_who_asks(client: httpx.Client) -> None:
+def test_metrics_are_openmetrics_on_request(client: httpx.Client) -> None:
     answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=")
     assert answer.text.endswith("# EOF\n")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
-def test_metrics_are_prometheus_text_for_who_asks_for_a_version_that_is_none(
+def test_metrics_are_prometheus_text_for_an_unknown_version(
     client: httpx.Client, kind: str
 ) -> None:
     answer = client.get("/metrics", headers={"Accept": f"{kind};version=x"})
@@ -148,20 +148,22 @@ def test_metrics_are_prometheus_text_for_who_asks_for_a_version_that_is_none(
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/redoc", "/openapi.json", "/livez/"])
-def test_there_is_nothing_else(client: httpx.Client, path: str) -> None:
+def test_other_paths_are_not_found(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_changed(client: httpx.Client, method: str) -> None:
+def test_probes_accept_only_reads(client: httpx.Client, method: str) -> None:
     assert client.request(method, "/livez").status_code == 405
 
 
-def test_the_software_behind_it_is_not_told(client: httpx.Client) -> None:
+def test_the_server_header_is_not_sent(client: httpx.Client) -> None:
     assert "server" not in client.get("/livez").headers
 
 
-def test_signals_stay_with_the_process(patient: Patient, metrics: Metrics) -> None:
+def test_the_http_server_does_not_change_signal_handlers(
+    patient: Patient, metrics: Metrics
+) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     server = HttpServer(make_probes(patient, metrics), HOST, 0)
     server.start()
@@ -170,7 +172,7 @@ def test_signals_stay_with_the_process(patient: Patient, metrics: Metrics) -> No
     assert before == during
 
 
-def test_the_port_asked_for_is_the_port_taken(patient: Patient, metrics: Metrics) -> None:
+def test_the_server_uses_the_configured_port(patient: Patient, metrics: Metrics) -> None:
     port = free_port()
     server = HttpServer(make_probes(patient, metrics), HOST, port)
     server.start()
@@ -181,9 +183,7 @@ def test_the_port_asked_for_is_the_port_taken(patient: Patient, metrics: Metrics
         server.stop()
 
 
-def test_a_port_that_is_taken_is_named(
-    server: HttpServer, patient: Patient, metrics: Metrics
-) -> None:
+def test_an_occupied_port_is_named(server: HttpServer, patient: Patient, metrics: Metrics) -> None:
     second = HttpServer(make_probes(patient, metrics), HOST, server.port)
     wanted = f"BLACKBOX_HTTP_HOST='{HOST}', BLACKBOX_HTTP_PORT={server.port}: .*in use.*free port"
     with pytest.raises(SettingsError, match=wanted):
@@ -202,7 +202,7 @@ def test_the_port_before_the_start_is_an_error(patient: Patient, metrics: Metric
         _ = HttpServer(make_probes(patient, metrics), HOST, 0).port
 
 
-def test_after_the_stop_nobody_answers_and_the_port_is_free(server: HttpServer) -> None:
+def test_a_stopped_server_frees_its_port(server: HttpServer) -> None:
     port = server.port
     server.stop()
     server.stop()

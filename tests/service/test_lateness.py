@@ -1,4 +1,4 @@
-"""On time: figures that hold on a machine of two cores that does nothing else."""
+"""Lateness: figures for an otherwise idle machine of two cores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PENDING = int(os.environ.get("BLACKBOX_TEST_PENDING", "100000"))
 IDLE_S = float(os.environ.get("BLACKBOX_TEST_IDLE_S", "5"))
 
 SHORTEST_S = {"process": 0.0, "spark": 2.0}
-"""Countdowns shorter than intake takes are late by what it takes: on Spark, by about half a second."""
+"""Countdowns shorter than intake are late by its duration: on Spark, by about half a second."""
 
 P99_MS = {"process": 400, "spark": 750}
-"""Well below the 1000 ms of a poll; measured: 80 to 250 ms, by what else the machine does."""
+"""Well below the 1000 ms of a poll; measured: 80 to 250 ms, depending on other load."""
 POLLED_P99_MS = 1300
 TRIES = 3
-"""A machine that does something else for a second is no delay of ours."""
+"""Retries, because a busy machine is not a delay of the product."""
 
 IDLE_PERCENT = {"process": 5, "spark": 20}
 
@@ -34,7 +34,7 @@ IDLE_PERCENT = {"process": 5, "spark": 20}
 @both_engines
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine: str) -> None:
+def test_with_wake_up_messages_are_milliseconds_late(world: World, engine: str) -> None:
     world.start_service().wait_ready()
     world.ask(WARM_UP, within_s=SHORTEST_S[engine] + 2, from_s=SHORTEST_S[engine], size=200)
     world.wait_delivered()
@@ -45,9 +45,7 @@ def test_with_the_wake_up_messages_are_late_by_milliseconds(world: World, engine
 @both_engines_at_length
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_without_the_wake_up_no_message_waits_much_longer_than_a_poll_interval(
-    world: World, engine: str
-) -> None:
+def test_without_wake_up_messages_are_about_a_poll_interval_late(world: World, engine: str) -> None:
     world.start_service(wake_up="false", poll_interval_ms=1000).wait_ready()
     assert least_p99_ms(world, min(REQUESTS, 20_000), POLLED_P99_MS) <= POLLED_P99_MS
 
@@ -72,7 +70,7 @@ def least_p99_ms(world: World, count: int, enough_ms: int) -> int:
 @pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.timeout(900)
-def test_many_pending_and_nothing_due_costs_next_to_nothing(
+def test_many_pending_requests_cost_hardly_any_cpu_while_none_is_due(
     fragile_world: World, engine: str
 ) -> None:
     service = fragile_world.start_service().wait_ready()
@@ -92,7 +90,7 @@ def test_many_pending_and_nothing_due_costs_next_to_nothing(
 
 
 def cpu_s(service: ServiceProcess) -> float:
-    """Processor time of the service and everything it started, also what has ended."""
+    """Processor time of the service and everything it started, including ended processes."""
     return sum(
         times.user + times.system + times.children_user + times.children_system
         for times in (process.cpu_times() for process in service.family())

@@ -1,4 +1,4 @@
-"""Redis may lose its memory, or part of it: the journals put it right, without a person."""
+"""Redis may lose all or some of its data: it is rebuilt from the journals, without an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUTS = int(os.environ.get("BLACKBOX_TEST_CUTS", "3"))
 
 
 @both_engines_in_proof
-def test_redis_emptied_under_load_is_rebuilt_and_nothing_is_lost_or_doubled(
+def test_redis_emptied_under_load_loses_and_duplicates_nothing(
     fragile_world: World,
 ) -> None:
     service = fragile_world.start_service().wait_ready()
@@ -51,7 +51,9 @@ def test_an_index_whose_positions_are_deleted_is_rebuilt_while_the_service_runs(
 
 
 @both_engines_at_length
-def test_redis_restarted_from_an_aof_cut_at_a_random_byte_is_healed(fragile_world: World) -> None:
+def test_redis_restarted_from_a_truncated_aof_loses_and_duplicates_nothing(
+    fragile_world: World,
+) -> None:
     dice = random.Random(11)
     fragile_world.start_service().wait_ready()
     for _ in range(CUTS):

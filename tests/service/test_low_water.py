@@ -1,4 +1,4 @@
-"""The journals keep what is pending, not what is old: they are trimmed, and a lost Redis is rebuilt from the rest."""
+"""The journals keep pending requests, not old ones: they are trimmed, and a lost Redis is rebuilt from the rest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long requests wait, what is kept of them, and what goes wrong, `apart_s` seconds apart."""
+    """How long requests wait, how long records are kept, and the faults, `apart_s` seconds apart."""
 
     longest_s: float
     retention_s: int
@@ -58,12 +58,12 @@ SIZES = (
 AT_ONCE = 100
 
 IN_TIME_S = 8.0
-"""A cancel that is read so long before its request is due is in time, whatever has to be recovered."""
+"""A cancel that is read this long before the due time is in time, whatever has to be recovered."""
 
 
 @dataclass
 class Asked:
-    """A request as its caller knows it; `ended_s` before it is due it was cancelled or replaced."""
+    """A request as its caller knows it; it was cancelled or replaced `ended_s` before its due time."""
 
     number: int
     caller_id: str
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass
 class Books:
-    """What callers wrote: requests, one in twenty of which they cancel or replace in one of four ways."""
+    """The records of callers: requests, one in twenty of which is cancelled or replaced in one of four ways."""
 
     world: World
     longest_s: float
@@ -124,13 +124,11 @@ class Books:
         left_s = (one.due_ms - time.time_ns() // 1_000_000) / 1000
         one.ended_in_time = left_s > IN_TIME_S
         if not one.ended_in_time:
-            return  # a race that either side may win
+            return  # a race with two valid results
         partition, offset = one.place
         id = request_id(Shard(self.world.requests, partition), offset)
         how = self.dice.choice(["cancel", "replace", "cancel by id", "replace by id"])
-        if (
-            one.number < self.new_from
-        ):  # it may have been carried on since: its record is another then
+        if one.number < self.new_from:  # it may have been carried to another record since
             how = how.removesuffix(" by id")
         if how == "cancel":
             value = json.dumps({"id": one.caller_id, "cancel": True})
@@ -151,7 +149,7 @@ class Books:
 
 
 def delivered(world: World) -> dict[int, list[int]]:
-    """When each request came out, epoch ms."""
+    """When each message was delivered, epoch ms."""
     found: dict[int, list[int]] = {}
     for message in world.received(world.targets[0]):
         found.setdefault(int(message.value() or b""), []).append(message.timestamp()[1])
@@ -188,7 +186,7 @@ def keep(world: World, topic: str, **settings: object) -> None:
 
 @pytest.fixture
 def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """One that looks every few seconds what it has to remove."""
+    """A service that trims every few seconds."""
     kafka = EmbeddedKafka(
         tmp_path / "kafka",
         settings={"log.retention.check.interval.ms": "2000", "log.segment.delete.delay.ms": "0"},
@@ -200,7 +198,7 @@ def forgetful_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
+def test_trimmed_journals_rebuild_all_pending_requests(
     fragile_world: World,
 ) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)
@@ -209,25 +207,27 @@ def test_trimmed_journals_rebuild_what_is_pending_whatever_is_lost_and_killed(
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_so_they_do_while_far_requests_are_written_again(fragile_world: World) -> None:
+def test_trimmed_journals_rebuild_all_requests_while_cold_ones_are_renewed(
+    fragile_world: World,
+) -> None:
     keep(fragile_world, fragile_world.requests, retention_ms=-1)
     nothing_is_lost(fragile_world, SIZES.horizon_s)
 
 
 @both_engines_at_length
 @pytest.mark.at_length
-def test_so_they_do_when_kafka_removes_by_time_and_requests_are_written_again_before(
+def test_journals_with_a_retention_rebuild_all_requests_that_are_renewed(
     forgetful_kafka: EmbeddedKafka, own_redis: EmbeddedRedis, tmp_path: Path, engine: str
 ) -> None:
     with World(forgetful_kafka, own_redis, tmp_path, engine) as world:
-        # What is killed or emptied is back, and promotion has run, well before Kafka removes anything.
+        # Killed or emptied servers are back, and promotion has run, well before Kafka removes anything.
         longest_s, kept_ms = (300, 60_000) if AT_LENGTH else (32, 26_000)
         keep(world, world.requests, retention_ms=kept_ms, segment_ms=kept_ms // 6)
         nothing_is_lost(world, SIZES.horizon_s, longest_s)
 
 
 def nothing_is_lost(world: World, horizon_s: int, longest_s: float = SIZES.longest_s) -> None:
-    """Requests, and what ends them, while Redis is emptied and the service is killed."""
+    """Write requests, cancels and replacements while Redis is emptied and the service is killed."""
     settings: dict[str, Any] = {
         "retention_s": SIZES.retention_s, "trim_interval_s": SIZES.trim_interval_s,
         "renew_after_s": SIZES.renew_after_s, "hot_horizon_s": horizon_s, "max_countdown_s": 3600,

@@ -1,7 +1,7 @@
-"""What a broker refused and took what came behind is not taken for delivered.
+"""A record that a broker refused, although it accepted later ones, does not count as delivered.
 
-A leader that has only just been elected does not know a new producer, and takes whatever it sends
-first. librdkafka then reports what was refused before as delivered, without an offset.
+A newly elected leader does not know a new producer, and accepts whatever it sends
+first. librdkafka then reports the refused records as delivered, without an offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.world import World, read_all, until
 pytestmark = pytest.mark.service
 
 LARGE = "x" * 900_000
-"""So that each is a request of its own."""
+"""So large that each record is sent in its own request."""
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +37,16 @@ def world(leader: MovingLeader, stack: EmbeddedStack, tmp_path: Path) -> Iterato
         yield world
 
 
-def test_a_request_that_was_refused_is_written_before_those_behind_it(
+def test_a_request_that_a_broker_refused_once_keeps_its_order(
     world: World, leader: MovingLeader
 ) -> None:
-    with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as asker:
-        asked = [asker.write(LARGE.encode(), partition=0) for _ in range(3)]
+    with RequestWriter(leader.bootstrap_servers, request_topic=world.requests) as writer:
+        asked = [writer.write(LARGE.encode(), partition=0) for _ in range(3)]
         assert [one.place[1] for one in asked] == [0, 1, 2]
     assert world.requests in leader.refused
 
 
-def test_a_transaction_of_the_product_has_all_that_it_was_given(
+def test_a_transaction_contains_all_records_although_a_broker_refused_one(
     world: World, leader: MovingLeader
 ) -> None:
     access = KafkaAccess(leader.bootstrap_servers, world.name)
@@ -62,7 +62,7 @@ def test_a_transaction_of_the_product_has_all_that_it_was_given(
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-def test_a_message_that_was_refused_is_delivered(
+def test_a_message_that_a_broker_refused_once_is_delivered(
     world: World, leader: MovingLeader, delivery: str
 ) -> None:
     orders = world.targets[0]

@@ -1,4 +1,4 @@
-"""The oscillator topic on real servers: every second once, in order, whatever happens to its writers."""
+"""The oscillator topic on real servers: every second is written once and in order, whatever happens to its writers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(world: World) -> list[int]:
 
 
 def wait_written(world: World, upto: int) -> list[int]:
-    """Until this second is written: all of them, which are without gap or repetition."""
+    """Wait until this second is written; returns all seconds, which have no gap and no repetition."""
 
     def reaches() -> list[int]:
         found = written(world)
@@ -53,7 +53,7 @@ def writes(service: ServiceProcess) -> bool:
 
 
 def who_writes(services: list[ServiceProcess]) -> list[ServiceProcess]:
-    """Until one of them does; that one, then the others."""
+    """Wait until one of them writes; returns that one first."""
 
     def one() -> list[ServiceProcess]:
         writing = [service for service in services if writes(service)]
@@ -68,7 +68,7 @@ def now() -> int:
 
 
 @pytest.mark.proof
-def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
+def test_one_of_several_services_writes_each_second_despite_failures(
     world: World,
 ) -> None:
     services = [start(world) for _ in range(2)]
@@ -78,7 +78,7 @@ def test_one_of_many_services_writes_each_second_though_it_is_frozen_or_killed(
     until("the other one writes", lambda: writes(other))
     wait_written(world, now() + 1)
     writer.thaw()
-    until("the first one knows", lambda: not writes(writer))
+    until("the first one has noticed", lambda: not writes(writer))
     wait_written(world, now() + 2)
     writer, other = who_writes(services)
     writer.kill()
@@ -97,7 +97,7 @@ def opened(world: World) -> OscillatorTopic | None:
     return seconds
 
 
-def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
+def test_a_gap_of_any_length_is_filled_in_the_first_partition(
     world: World,
 ) -> None:
     world.create(NewTopic(topic(world), 3))
@@ -120,7 +120,7 @@ def test_a_gap_of_any_length_is_filled_and_written_on_into_the_first_partition(
 
 
 @both_engines_at_length
-def test_seconds_begin_with_the_current_one_on_a_topic_that_is_made_with_one_partition(
+def test_a_new_oscillator_topic_has_one_partition_and_starts_with_now(
     world: World,
 ) -> None:
     before = now()

@@ -1,4 +1,4 @@
-"""Kafka or Redis goes away and comes back: nothing is lost or doubled, and a stop stays quick."""
+"""Kafka or Redis fails and returns: nothing is lost or duplicated, and a stop remains quick."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP_S = 5.0
 
 @pytest.fixture
 def own_world(tmp_path: Path, engine: str) -> Iterator[World]:
-    """A world whose Kafka and Redis are both its own."""
+    """A world with its own Kafka and Redis."""
     with EmbeddedStack() as stack, World(stack.kafka, stack.redis, tmp_path, engine) as world:
         yield world
 
@@ -42,12 +42,12 @@ def has_delivered(service: ServiceProcess, more_than: float) -> bool:
 
 
 @both_engines_at_length
-def test_servers_killed_under_load_and_started_again(own_world: World) -> None:
+def test_restarted_servers_under_load_lose_and_duplicate_nothing(own_world: World) -> None:
     service = own_world.start_service(oscillator_topic=topic(own_world)).wait_ready()
     for kill in (kill_kafka, kill_redis):
         before = service.metric("blackbox_delivered_total")
         own_world.ask(3000, within_s=4)
-        until("some more are", partial(has_delivered, service, before + 500))
+        until("some more are delivered", partial(has_delivered, service, before + 500))
         start_again = kill(own_world)
         until("it noticed", lambda: service.get("/readyz")[0] == 503)
         start_again()
@@ -58,7 +58,7 @@ def test_servers_killed_under_load_and_started_again(own_world: World) -> None:
 
 
 def freeze_kafka(world: World) -> Callable[[], None]:
-    """It takes what is sent and does not answer: every call waits for its timeout."""
+    """It accepts data and does not answer: every call waits for its timeout."""
     os.kill(world.kafka.pid, signal.SIGSTOP)
     return lambda: os.kill(world.kafka.pid, signal.SIGCONT)
 
@@ -80,7 +80,7 @@ def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World)
 @pytest.mark.proof
 @both_engines_at_length
 @pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
-def test_a_stop_takes_less_than_five_seconds_while_a_server_is_away(
+def test_a_stop_takes_less_than_five_seconds_while_a_server_is_down(
     own_world: World, kill: Callable[[World], Callable[[], None]]
 ) -> None:
     service = own_world.start_service().wait_ready()

@@ -25,7 +25,7 @@ PAGE = Path(blackbox.__file__).parent / "api" / "page"
 HOSTILE = "<img src=x onerror=alert(1)>"
 LOOK, CHANGE = "l" * 16, "c" * 16
 NO_ANSWER = re.compile(r"Failed to load resource: (net::|the server responded with a status of 4)")
-"""What Chromium itself writes for an answer that a test asked for; the page tells it in words."""
+"""Console messages of Chromium for answers that a test provoked; the page shows them as text."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def world(stack: EmbeddedStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One for all tests here, each with callers of its own."""
+    """One service for all tests here, each of which has its own callers."""
     with World(stack.kafka, stack.redis, tmp_path_factory.mktemp("page")) as world:
         yield world
 
@@ -57,7 +57,7 @@ def api(service: ServiceProcess) -> Iterator[httpx.Client]:
 
 
 class Watched:
-    """Pages of the browser, and what they asked for, wrote to the console and were stopped by."""
+    """Pages of the browser, with their requests, console messages and blocked content."""
 
     def __init__(self, browser: Browser) -> None:
         self._context = browser.new_context(viewport={"width": 1440, "height": 1000})
@@ -89,7 +89,7 @@ class Watched:
 
 @pytest.fixture
 def watched(browser: Browser, service: ServiceProcess) -> Iterator[Watched]:
-    """After each test: nobody but the service was asked, and the console has no error."""
+    """After each test: only the service got requests, and the console has no error."""
     watched = Watched(browser)
     yield watched
     watched.close()
@@ -107,7 +107,7 @@ def ask(api: httpx.Client, world: World, caller: str, **more: object) -> str:
     answer = api.post("/requests", json=request, headers={"CALLER_SERVICE": caller})
     assert answer.status_code == 201, answer.text
     [id] = answer.json()["ids"]
-    until("it is taken in", lambda: state(api, id) != "unread")
+    until("it is stored", lambda: state(api, id) != "unread")
     return str(id)
 
 
@@ -148,7 +148,7 @@ def dead(api: httpx.Client, world: World, caller: str, *topics: str) -> list[dic
     return until("the dead letters", all_there)
 
 
-def test_a_request_that_is_sent_is_pending_and_found_by_id_topic_and_caller(
+def test_a_sent_request_is_pending_and_found_by_id_topic_and_caller(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     press(page, "Send a request")
@@ -207,7 +207,7 @@ def test_a_message_is_delivered_as_it_was_typed(world: World, page: Page) -> Non
     assert message.value() == b'{"long":10000000000000000000001,"exact":1.10}'
 
 
-def test_a_request_is_cancelled_when_that_is_confirmed_and_only_then(
+def test_a_request_is_cancelled_only_after_confirmation(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     id = ask(api, world, "fickle")
@@ -244,7 +244,7 @@ def test_a_cancel_that_comes_too_late_says_so(world: World, page: Page, api: htt
 
 
 @pytest.mark.proof
-def test_many_are_listed_page_by_page_and_by_when_they_are_due(
+def test_many_requests_are_listed_in_pages_and_by_due_time(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     lines = [
@@ -288,7 +288,7 @@ def test_many_are_listed_page_by_page_and_by_when_they_are_due(
     expect(page.locator("#shards")).to_contain_text("open")
 
 
-def test_what_is_delivered_is_counted_live_and_by_its_lateness(
+def test_throughput_and_lateness_are_shown_live(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     expect(page.locator("#rate")).to_have_text("0")
@@ -303,7 +303,7 @@ def test_what_is_delivered_is_counted_live_and_by_its_lateness(
     expect(plot).to_have_attribute("aria-valuetext", re.compile("^now p50"))
 
 
-def test_a_dead_letter_tells_why_and_is_replayed_and_delivered(
+def test_a_dead_letter_shows_its_reason_and_is_replayed(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     topic = f"{world.name}.later"
@@ -336,13 +336,15 @@ def became(api: httpx.Client, place: str) -> str | None:
     return fate
 
 
-def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
+def test_dead_letters_are_discarded_and_remain_visible_on_request(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     world.send_raw("no request", [("CALLER_SERVICE", b"vain")])
     world.flush()
     expect(letters(page, "vain")).to_contain_text("not-json")
-    with page.expect_response("**/dead-letters?*"):  # its rows replace what could be pressed before
+    with page.expect_response(
+        "**/dead-letters?*"
+    ):  # its rows replace the buttons that were there before
         page.get_by_label("Reason").select_option("not-json")
     expect(letters(page, "unknown-topic")).to_have_count(0)
     press(letters(page, "vain"), "Discard")
@@ -366,7 +368,7 @@ def test_dead_letters_are_discarded_one_and_all_and_can_still_be_seen(
 
 
 @pytest.mark.proof
-def test_a_topic_is_paused_and_resumed_when_that_is_confirmed_and_what_waits_is_put_off(
+def test_a_target_is_paused_and_resumed_only_after_confirmation(
     world: World, page: Page, api: httpx.Client
 ) -> None:
     target = world.targets[1]
@@ -421,7 +423,7 @@ def test_hostile_texts_are_text(world: World, page: Page, api: httpx.Client) -> 
     assert page.locator("script").count() == 1
 
 
-def test_nothing_that_callers_wrote_reorders_what_stands_around_it(page: Page) -> None:
+def test_text_of_callers_does_not_reorder_the_text_around_it(page: Page) -> None:
     ask = "text => import('/page/dom.js').then(dom => dom.element('p', {}, text).textContent)"
     assert page.evaluate(ask, "a\u202egnillib\u2066\u200b\x1b") == (
         r"a\u{202e}gnillib\u{2066}\u{200b}\u{1b}"
@@ -431,12 +433,12 @@ def test_nothing_that_callers_wrote_reorders_what_stands_around_it(page: Page) -
 
 @pytest.fixture(scope="module")
 def guarded(world: World) -> ServiceProcess:
-    """A second service on the same shards, for who has a token."""
+    """A second service on the same shards, which requires a token."""
     return world.start_service(retries=0, api_token=CHANGE, api_read_token=LOOK).wait_ready()
 
 
 @pytest.mark.proof
-def test_who_has_no_token_or_a_wrong_one_is_asked_again(
+def test_a_missing_or_wrong_token_is_requested_again(
     world: World, watched: Watched, guarded: ServiceProcess, api: httpx.Client
 ) -> None:
     id = ask(api, world, "secretive")
@@ -472,7 +474,7 @@ def test_who_has_no_token_or_a_wrong_one_is_asked_again(
 
 
 @pytest.mark.parametrize("path", [pytest.param("/", marks=pytest.mark.proof), "/docs"])
-def test_on_a_phone_nothing_is_wider_than_the_screen(
+def test_the_page_fits_the_screen_of_a_phone(
     world: World, watched: Watched, service: ServiceProcess, api: httpx.Client, path: str
 ) -> None:
     ask(api, world, "w" * 120, id="i" * 200)
@@ -517,7 +519,7 @@ READABLE = """() => {
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_light_and_dark_are_as_the_reader_has_it_and_every_text_has_contrast(
+def test_light_and_dark_follow_the_browser_with_enough_contrast(
     world: World, watched: Watched, service: ServiceProcess, api: httpx.Client, path: str
 ) -> None:
     ask(api, world, "bright")
@@ -536,7 +538,7 @@ def test_light_and_dark_are_as_the_reader_has_it_and_every_text_has_contrast(
 
 
 @pytest.mark.proof
-def test_the_description_of_the_api_has_every_operation_and_leads_back(
+def test_the_api_page_lists_every_operation_and_links_back(
     watched: Watched, page: Page, api: httpx.Client
 ) -> None:
     page.get_by_role("link", name="API").click()
@@ -560,7 +562,7 @@ def test_the_description_of_the_api_has_every_operation_and_leads_back(
     expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
 
 
-def test_files_are_guarded_cached_by_their_content_and_nothing_else_is_served(
+def test_only_files_of_the_page_are_served_with_security_headers_and_etags(
     api: httpx.Client,
 ) -> None:
     files = {f"/page/{path.name}" for path in PAGE.iterdir()} - {
@@ -582,16 +584,14 @@ def test_files_are_guarded_cached_by_their_content_and_nothing_else_is_served(
         assert api.get(path).status_code == 404
 
 
-def test_no_script_of_the_page_writes_html_or_keeps_anything() -> None:
+def test_no_script_of_the_page_writes_html_or_stores_data() -> None:
     forbidden = r"(?:inner|outer|Adjacent)HTML|document\.write|\beval\b|Function\(|Storage|cookie"
     for script in PAGE.glob("*.js"):
         assert re.findall(forbidden, script.read_text()) == [], script.name
 
 
 @pytest.mark.proof
-def test_a_service_that_stops_is_told_and_one_that_answers_again_too(
-    world: World, watched: Watched
-) -> None:
+def test_the_page_shows_that_the_service_does_not_answer(world: World, watched: Watched) -> None:
     mortal = world.start_service(retries=0).wait_ready()
     page = watched.open(mortal.address)
     trouble, status = page.locator("#trouble"), page.locator("#answering")

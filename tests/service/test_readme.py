@@ -1,4 +1,4 @@
-"""Whatever the README shows is run as it stands; only addresses are the test's own."""
+"""Everything that the README shows is run unchanged, except for addresses."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    ((?:make|pip|export|blackbox) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
 ELSEWHERE = ("make demo", "pip install '.[server]'", "pip install '.[spark]'")
-"""What runs the whole, or is what this test itself was installed by."""
+"""Commands that run everything, or that installed this test."""
 
 
 @pytest.fixture
 def service(world: World) -> ServiceProcess:
-    """A service on the topics and the group of the defaults' kind, for one test alone."""
+    """A service with topics and a group of its own, for one test."""
     return world.start_service().wait_ready()
 
 
@@ -50,7 +50,7 @@ def fenced(language: str) -> str:
     return str(found)
 
 
-def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) -> None:
+def test_the_commands_of_the_readme_work(world: World, service: ServiceProcess) -> None:
     commands = COMMAND.findall(README)
     assert [command for command in commands if command.startswith(("make", "pip"))] == [*ELSEWHERE]
     named = [command.split()[1] for command in commands if command.startswith("blackbox")]
@@ -60,7 +60,7 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
-    until("it is taken in", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
+    until("it is stored", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
     assert " 1 " in bash(world, of["status"])
     assert id in bash(world, of["pending"], COLUMNS="200")
     id = bash(world, of["reschedule"].replace("ID", id)).strip()
@@ -72,7 +72,7 @@ def test_the_commands_do_what_they_say(world: World, service: ServiceProcess) ->
     assert "clean: every request is accounted for" in bash(world, of["audit"])
 
 
-def test_the_python_example_runs_where_only_the_client_is_installed(
+def test_the_python_example_runs_with_only_the_client_installed(
     world: World, service: ServiceProcess, tmp_path: Path
 ) -> None:
     code = fenced("python").replace("localhost:9092", world.kafka.bootstrap_servers)
@@ -84,7 +84,7 @@ def test_the_python_example_runs_where_only_the_client_is_installed(
     until("it is cancelled", lambda: "cancelled" in bash(world, f"blackbox show {id}"))
 
 
-def test_the_http_example_asks_finds_cancels_and_counts(
+def test_the_http_example_sends_finds_cancels_and_counts(
     world: World, service: ServiceProcess
 ) -> None:
     if shutil.which("curl") is None:
@@ -95,7 +95,7 @@ def test_the_http_example_asks_finds_cancels_and_counts(
         for line in lines.replace("reminders", world.targets[0]).splitlines()
     )
     assert '"ids"' in bash(world, ask)
-    # Written to Kafka is not yet taken in: until then it is 404, which is no failure here.
+    # A request in Kafka is not yet stored: until then the answer is 404, which is not a failure here.
     find = find.replace(" --fail", "")
     until("it is pending", lambda: '"state":"pending"' in bash(world, find))
     assert '"pending":1' in bash(world, count)
@@ -103,7 +103,7 @@ def test_the_http_example_asks_finds_cancels_and_counts(
     assert '"outcome":"cancelled"' in bash(world, cancel)
 
 
-def test_the_recurring_examples_are_taken(world: World, service: ServiceProcess) -> None:
+def test_the_recurring_examples_are_accepted(world: World, service: ServiceProcess) -> None:
     lines = fenced("json").replace("reminders", world.targets[0]).splitlines()
     for line in lines:
         world.send_raw(line, key=str(json.loads(line)["id"]).encode())
@@ -114,7 +114,7 @@ def test_the_recurring_examples_are_taken(world: World, service: ServiceProcess)
     assert service.metric("blackbox_invalid_total") == 0
 
 
-def test_the_formats_are_all_there_are_and_run_side_by_side(world: World) -> None:
+def test_the_formats_are_complete_and_run_together(world: World) -> None:
     [topics] = re.findall(r"BLACKBOX_REQUEST_TOPICS=(\S+)", README)
     assert {format_name for _, _, format_name in map(parts, topics.split(","))} == {*FORMATS}
     own = ",".join(f"{world.name}.{topic}" for topic in topics.split(","))
@@ -126,7 +126,7 @@ def parts(pair: str) -> tuple[str, str, str]:
     return pair.partition(":")
 
 
-def test_the_callers_rules_let_in_who_is_named(world: World) -> None:
+def test_the_callers_rules_admit_the_named_caller(world: World) -> None:
     path = world.folder / "callers.toml"
     path.write_text(fenced("toml").replace("reminders", world.targets[0]))
     service = world.start_service(callers_file=path).wait_ready()

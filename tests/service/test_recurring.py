@@ -1,4 +1,4 @@
-"""Requests that recur, on real servers."""
+"""Recurring requests, on real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def year(world: World) -> Iterator[Year]:
 
 
 def dues(messages: list[Message]) -> list[int]:
-    """When they were due, in the order in which they came."""
+    """Their due times, in the order of delivery."""
     found = sorted(messages, key=lambda message: message.offset() or 0)
     return [int(dict(message.headers() or [])["blackbox-due-ms"] or 0) for message in found]
 
@@ -53,7 +53,7 @@ def at_ms(local: str) -> int:
         ("2027-10-29T02:30", ["29T02:30:00+02:00", "30T02:30:00+02:00", "31T02:30:00+02:00", "01T02:30:00+01:00"]),
     ],
 )  # fmt: skip
-def test_cron_fires_once_a_day_across_a_change_of_the_clock(
+def test_cron_delivers_once_a_day_across_a_daylight_saving_change(
     year: Year, first: str, expected: list[str]
 ) -> None:
     began_ms = at_ms(first)
@@ -63,7 +63,7 @@ def test_cron_fires_once_a_day_across_a_change_of_the_clock(
     assert [one[8:] for one in fired(year)] == expected
 
 
-def test_after_two_hours_without_it_cron_fires_once_and_goes_on(year: Year) -> None:
+def test_cron_delivers_once_for_two_missed_hours_and_continues(year: Year) -> None:
     began_ms = at_ms("2027-05-01T10:00")
     year.ask("often", began_ms, id="o", cron="*/10 * * * *")
     for minute in (0, 10, 20):
@@ -81,7 +81,7 @@ def test_after_two_hours_without_it_cron_fires_once_and_goes_on(year: Year) -> N
 
 
 @pytest.mark.proof
-def test_a_lost_index_goes_on_where_it_was(year: Year) -> None:
+def test_a_series_continues_after_the_index_is_lost(year: Year) -> None:
     began_ms = at_ms("2027-05-01T10:00")
     year.ask("daily", began_ms, id="d", every="P1D")
     for day in range(4):
@@ -95,11 +95,13 @@ def test_a_lost_index_goes_on_where_it_was(year: Year) -> None:
 
 
 @both_engines_at_length
-def test_it_fires_on_its_grid_until_it_is_cancelled(world: World, serve: Serve) -> None:
+def test_every_delivers_on_its_grid_until_it_is_cancelled(world: World, serve: Serve) -> None:
     service = serve()
     asked = {"topic": world.targets[0], "message": "tick", "every": 1, "id": "ticks", "key": "k"}
     service.post("/requests", json=asked | {"headers": {"a": "b"}}).raise_for_status()
-    came = until("it fired thrice", lambda: m if len(m := world.received()) >= 3 else None)
+    came = until(
+        "it is delivered three times", lambda: m if len(m := world.received()) >= 3 else None
+    )
     first = dues(came)[0]
     assert dues(came) == [first + 1000 * n for n in range(len(came))]
     assert {(m.key(), m.value(), dict(m.headers() or [])["a"]) for m in came} == {
@@ -107,13 +109,13 @@ def test_it_fires_on_its_grid_until_it_is_cancelled(world: World, serve: Serve) 
     }
     assert service.delete("/requests/ticks").json()["outcome"] == "cancelled"
     count = len(world.received())
-    until("two seconds passed", lambda: time.time() * 1000 > first + 1000 * (count + 2), 10)
+    until("two seconds have passed", lambda: time.time() * 1000 > first + 1000 * (count + 2), 10)
     assert len(world.received()) == count
     assert service.get("/requests").json() == {"requests": []}
 
 
 @pytest.mark.proof
-def test_no_time_comes_twice_though_its_owner_is_killed(world: World) -> None:
+def test_no_time_of_a_series_is_delivered_twice_although_its_owner_is_killed(world: World) -> None:
     now = datetime.now(BERLIN).replace(microsecond=0)
     for number in range(50):
         asked = {
@@ -125,11 +127,11 @@ def test_no_time_comes_twice_though_its_owner_is_killed(world: World) -> None:
     for _ in range(3):
         before = len(world.received())
         service = world.start_service().wait_ready()
-        until("it fires", lambda b=before: len(world.received()) > b + 100)  # type: ignore[misc]
+        until("it delivers", lambda b=before: len(world.received()) > b + 100)  # type: ignore[misc]
         service.kill()
     world.start_service().wait_ready()
     before = len(world.received())
-    until("it fires again", lambda: len(world.received()) > before + 100)
+    until("it delivers again", lambda: len(world.received()) > before + 100)
     of_each: dict[bytes | None, list[int]] = {}
     for message in world.received(world.targets[0]):
         of_each.setdefault(message.value(), []).extend(dues([message]))

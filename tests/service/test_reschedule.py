@@ -1,4 +1,4 @@
-"""A request that is pending gets another time; what has gone out does not go out again."""
+"""A pending request gets another due time; a delivered one is not delivered again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def delivered(world: World, target: int = 0) -> list[bytes | None]:
 
 
 @pytest.mark.proof
-def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delivered(
+def test_a_cancel_after_a_reschedule_is_reported_as_too_late(
     world: World, service: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = ask(service, asked(world, 3600))
@@ -66,7 +66,7 @@ def test_a_cancel_that_met_a_reschedule_does_not_say_that_nothing_will_be_delive
     assert late.outcome == "too-late"
     assert late.request is not None
     assert (late.request.id, late.request.detail) == (id, f"replaced by {moved[0]}")
-    assert in_time.outcome == "cancelled"  # a cancel by a caller's id ends all that is under it
+    assert in_time.outcome == "cancelled"  # a cancel by caller id ends every request with that id
     until("it is delivered", lambda: state(service, moved[0]) == "delivered")
     assert state(service, moved[1]) == state(service, named) == "ended"
 
@@ -92,7 +92,7 @@ def test_a_pending_request_is_rescheduled_over_http_by_either_id(
     assert reasons(world) == {}
 
 
-def test_a_time_that_is_none_is_told_and_changes_nothing(
+def test_an_invalid_time_is_refused_and_changes_nothing(
     world: World, service: httpx.Client
 ) -> None:
     id = ask(service, asked(world, 3600))
@@ -103,7 +103,7 @@ def test_a_time_that_is_none_is_told_and_changes_nothing(
     assert state(service, id) == "pending"
 
 
-def test_what_replaces_a_request_that_is_gone_is_a_dead_letter(
+def test_a_replacement_of_a_delivered_request_becomes_a_dead_letter(
     world: World, service: httpx.Client, client: Client
 ) -> None:
     id = client.send_later("k", "once", world.targets[0], timedelta(0), id="daily")
@@ -130,7 +130,7 @@ def partition_of(id: str) -> int:
 
 
 @pytest.mark.proof
-def test_the_client_needs_nobody_but_kafka_and_the_service_follows(
+def test_the_client_reschedules_without_a_service(
     world: World, client: Client, serve: Serve
 ) -> None:
     id = client.send_later(None, b"\x00\xff", world.targets[0], timedelta(hours=1))
@@ -146,7 +146,7 @@ def test_the_client_needs_nobody_but_kafka_and_the_service_follows(
     ]  # fmt: skip
 
 
-def test_coroutines_reschedule_as_well(world: World, service: httpx.Client) -> None:
+def test_the_async_client_reschedules(world: World, service: httpx.Client) -> None:
     async def moved() -> str:
         brokers = world.kafka.bootstrap_servers
         async with AsyncClient(brokers, request_topic=world.requests) as client:
@@ -157,9 +157,7 @@ def test_coroutines_reschedule_as_well(world: World, service: httpx.Client) -> N
     until("it is delivered", lambda: state(service, id) == "delivered")
 
 
-def test_the_command_says_the_new_id_or_that_it_is_too_late(
-    world: World, service: httpx.Client
-) -> None:
+def test_the_command_prints_the_new_id_or_too_late(world: World, service: httpx.Client) -> None:
     id = ask(service, asked(world, 3600))
     done = blackbox(world.environment(), "reschedule", id, "--countdown", "0")
     assert done.code == 0, done.errors
@@ -169,7 +167,7 @@ def test_the_command_says_the_new_id_or_that_it_is_too_late(
 
 
 @pytest.mark.proof
-def test_in_a_rebuilt_index_each_is_what_it_was(
+def test_a_rebuilt_index_keeps_replacements_and_dead_letters(
     fragile_world: World, own_redis: EmbeddedRedis
 ) -> None:
     world = fragile_world

@@ -1,4 +1,4 @@
-"""A consumer that fails, has its message scheduled again, and gets it again."""
+"""A consumer that fails, schedules its message again, and receives it again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first(message: Message) -> dict[str, bytes | None]:
 
 
 @pytest.mark.proof
-def test_a_message_that_fails_three_times_comes_four_times_each_later_and_unchanged(
+def test_a_message_that_fails_three_times_is_delivered_four_times_unchanged(
     world: World,
 ) -> None:
     world.format_name = "scheduler"

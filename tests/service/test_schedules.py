@@ -1,4 +1,4 @@
-"""The format `scheduler` on real servers, spoken to by a client that knows only its record contract."""
+"""The format `scheduler` on real servers, with a client that knows only its record contract."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def history(world: World) -> str:
 def schedule(
     world: World, key: str | bytes | None, value: bytes | None, epoch: object, *more: str, **named: str
 ) -> None:  # fmt: skip
-    """Ask for `value` on the first target under the key `target-key`; `more` headers pass through."""
+    """Schedule `value` for the first target with the key `target-key`; `more` headers are delivered unchanged."""
     terms: Headers = [
         ("scheduler-epoch", str(epoch)),
         ("scheduler-target-topic", named.get("to", world.targets[0])),
@@ -77,7 +77,7 @@ def cancel(world: World, key: str) -> None:
 
 
 def in_s(seconds: float) -> int:
-    """The unix second that is at least so far away."""
+    """The first unix second that is at least this far away."""
     return int(time.time() + seconds) + 1
 
 
@@ -90,7 +90,7 @@ def came(world: World, topic: str, count: int) -> list[Message]:
 
 
 def tombstones(world: World) -> list[Message]:
-    """blackbox's own, which have its headers."""
+    """The tombstones of blackbox, which have its headers."""
     return [
         record
         for record in read_all(world.kafka.bootstrap_servers, world.requests)
@@ -167,7 +167,7 @@ def test_the_same_key_reschedules_and_a_null_value_cancels(schedules: World) -> 
 
 
 @both_engines_at_length
-def test_of_a_thousand_overdue_of_which_every_second_is_cancelled_the_others_fire(
+def test_of_1000_overdue_schedules_only_the_500_not_cancelled_are_delivered(
     schedules: World,
 ) -> None:
     for number in range(1000):
@@ -182,7 +182,7 @@ def test_of_a_thousand_overdue_of_which_every_second_is_cancelled_the_others_fir
 
 
 @both_engines_at_length
-def test_what_is_no_schedule_is_a_dead_letter_and_gets_no_tombstone(schedules: World) -> None:
+def test_an_invalid_schedule_becomes_a_dead_letter_without_a_tombstone(schedules: World) -> None:
     start(schedules)
     at_s = in_s(3600)
     schedule(schedules, None, b"v", at_s)
@@ -201,7 +201,9 @@ def test_what_is_no_schedule_is_a_dead_letter_and_gets_no_tombstone(schedules: W
     assert len(came(schedules, history(schedules), 1)) == 1
 
 
-def test_with_a_grace_what_is_later_is_a_dead_letter_with_a_tombstone(schedules: World) -> None:
+def test_with_a_grace_interval_a_late_schedule_is_dead_lettered_with_a_tombstone(
+    schedules: World,
+) -> None:
     schedule(schedules, "late", b"late", int(time.time()) - 100)
     schedule(schedules, "fresh", b"fresh", int(time.time()))
     schedules.flush()
@@ -213,7 +215,7 @@ def test_with_a_grace_what_is_later_is_a_dead_letter_with_a_tombstone(schedules:
 
 
 @pytest.mark.proof
-def test_each_fires_once_with_one_tombstone_and_one_copy_though_owners_are_killed(
+def test_each_schedule_has_one_delivery_and_tombstone_although_owners_are_killed(
     schedules: World,
 ) -> None:
     at_s = in_s(3)
@@ -237,8 +239,8 @@ def test_each_fires_once_with_one_tombstone_and_one_copy_though_owners_are_kille
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World) -> None:
-    """Callers who schedule anew at the very moment when the schedule before is delivered."""
+def test_no_tombstone_is_written_after_a_newer_schedule_of_its_id(schedules: World) -> None:
+    """Callers schedule again exactly when the earlier schedule is delivered."""
     start(schedules)
     ids = [f"s{number}" for number in range(40)]
     until_s = time.time() + 6
@@ -256,7 +258,7 @@ def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World)
         records = read_all(schedules.kafka.bootstrap_servers, schedules.targets[0])
         return {record.value() for record in records} & set(last.values())
 
-    until("the last of each", lambda: fired() == set(last.values()))
+    until("the last schedule of each is delivered", lambda: fired() == set(last.values()))
     ended: dict[tuple[int | None, bytes | None], int] = {}
     for record in read_all(schedules.kafka.bootstrap_servers, schedules.requests):
         place = record.partition(), record.key()
@@ -269,7 +271,7 @@ def test_no_tombstone_stands_behind_a_newer_schedule_of_its_id(schedules: World)
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("quick_cleaner")
-def test_a_compacted_topic_gives_a_lost_index_back(compacted: World) -> None:
+def test_a_lost_index_is_rebuilt_from_a_compacted_topic(compacted: World) -> None:
     start(compacted)
     at_s = in_s(8)
     for number in range(200):

@@ -1,4 +1,4 @@
-"""What a shard's journals and the targets hold, on a real broker."""
+"""Reads of a shard's journals and of targets, on a real broker."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def claim(topic: str, request: int, place: int) -> Claim:
 
 
 def missing(journal: ShardJournal, *claims: Claim) -> list[int]:
-    """Which of these requests did not arrive, where all places can be read."""
+    """Which of these requests have no message, if all places can be read."""
     checked = journal.check(claims, 20)
     assert checked.unread == {}
     return [one.offset for one in checked.missing]
 
 
-def test_a_message_behind_a_strangers_open_transaction_is_not_called_missing(
+def test_a_message_behind_an_open_transaction_is_not_missing(
     world: World, shard: Shard, journal: ShardJournal
 ) -> None:
     target = world.targets[0]
@@ -182,7 +182,7 @@ def test_a_message_that_compaction_removed_is_not_missing(
     assert missing(journal, claim(target, 7, newest + 1000)) == [7]
 
 
-def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(
+def test_an_offset_beyond_the_end_or_of_another_request_is_missing(
     world: World, shard: Shard, journal: ShardJournal
 ) -> None:
     target = world.targets[0]
@@ -194,11 +194,11 @@ def test_a_place_beyond_the_end_or_held_by_another_request_is_missing(
     assert missing(journal, claim(target, 8, place)) == []
 
 
-def test_a_target_that_is_gone_leaves_nothing_missing(world: World, journal: ShardJournal) -> None:
+def test_messages_of_a_deleted_target_are_not_missing(world: World, journal: ShardJournal) -> None:
     assert missing(journal, claim(f"{world.name}.gone", 7, 0)) == []
 
 
-def test_records_are_found_again_by_offset(world: World, journal: ShardJournal) -> None:
+def test_records_are_read_by_offset(world: World, journal: ShardJournal) -> None:
     for number in range(50):
         world.send_raw(f"r{number}", partition=0)
     world.flush()
@@ -208,9 +208,7 @@ def test_records_are_found_again_by_offset(world: World, journal: ShardJournal) 
     }  # fmt: skip
 
 
-def test_a_batch_begins_where_it_was_read_from_not_at_its_first_record(
-    world: World, shard: Shard
-) -> None:
+def test_a_batch_starts_at_the_offset_it_was_read_from(world: World, shard: Shard) -> None:
     ask_in_transactions(world, "abort", "commit")
     reader = RequestReader(
         KafkaAccess(world.kafka.bootstrap_servers, world.name), most_records=100, gather_s=0.5
@@ -237,10 +235,10 @@ def test_batches_are_consecutive_over_aborted_transactions(
 
 
 @pytest.mark.parametrize("reads", ["a shard's journal", "ranges of many"])
-def test_aborted_records_are_passed_over_however_many_there_are(
+def test_any_number_of_aborted_records_is_skipped(
     world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch, reads: str
 ) -> None:
-    """The client says nothing meanwhile. At length: some gigabytes of them, longer than a silence may last."""
+    """The client returns nothing during that time. At length: some gigabytes, for longer than a partition may be silent."""
     producer = transactional(world, "aborts")
     for _ in range(5000 if AT_LENGTH else 100):
         produce(producer, world.requests, os.urandom(900_000), None, 0)

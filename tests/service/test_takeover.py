@@ -1,4 +1,4 @@
-"""A killed owner's shards deliver again soon after the group has noticed."""
+"""The shards of a killed owner deliver again soon after the group has noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAKEOVERS = int(os.environ.get("BLACKBOX_TEST_TAKEOVERS", "3"))
 MOST_MS = (SESSION_S + 2) * 1000
 PATIENCE_S = 120
 ON_ITS_WAY_MS = 50
-"""What the killed owner had sent may still be stored by the broker this long after."""
+"""The broker may still store records of the killed owner for this long."""
 
 OPEN = re.compile(r'blackbox_shard_open\{shard="[^"]*-(\d+)"\} 1\.0')
 
@@ -77,7 +77,7 @@ def test_the_next_owner_delivers_within_the_session_timeout_and_two_seconds(worl
 
 
 def first_ms(world: World, kill: Kill) -> int:
-    """When the first message of the killed owner's shards came out after it."""
+    """When the first message of its shards was delivered after the kill."""
     return min(
         at_ms
         for message in world.received()
@@ -93,7 +93,7 @@ def partition_of(source: str | bytes | None) -> int:
 
 @pytest.fixture
 def patient(world: World) -> Callable[..., ServiceProcess]:
-    """Starts services whose group waits two minutes for a member that says nothing."""
+    """Starts services whose group waits two minutes for a silent member."""
     config = world.folder / "patient.properties"
     config.write_text(f"session.timeout.ms={PATIENCE_S * 1000}\nheartbeat.interval.ms=300\n")
     return partial(world.start_service, kafka_config=config)
@@ -101,7 +101,7 @@ def patient(world: World) -> Callable[..., ServiceProcess]:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_for_the_group(
+def test_a_restarted_owner_with_an_instance_id_does_not_wait_for_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     victim = patient(instance_id="one").wait_ready()
@@ -122,7 +122,7 @@ def test_an_owner_that_is_killed_and_started_again_under_its_name_does_not_wait_
     [pytest.param([], marks=pytest.mark.at_length), ["two"]],
     ids=["alone", "beside another"],
 )
-def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_owner(
+def test_partitions_added_while_owners_with_instance_ids_were_down_get_an_owner(
     world: World, patient: Callable[..., ServiceProcess], others: list[str]
 ) -> None:
     names = ["one", *others]
@@ -143,7 +143,7 @@ def test_partitions_that_were_added_while_an_owner_with_a_name_was_away_get_an_o
 
 
 @pytest.mark.proof
-def test_an_owner_with_a_name_that_stops_leaves_the_group(
+def test_a_stopping_owner_with_an_instance_id_leaves_the_group(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     first = patient(instance_id="one").wait_ready()
@@ -158,7 +158,7 @@ def test_an_owner_with_a_name_that_stops_leaves_the_group(
 
 
 @pytest.mark.proof
-def test_of_two_processes_of_the_same_name_one_goes_on_without_it(
+def test_one_of_two_processes_with_the_same_instance_id_continues_without_it(
     world: World, patient: Callable[..., ServiceProcess]
 ) -> None:
     first = patient(instance_id="one").wait_ready()

@@ -1,4 +1,4 @@
-"""The formats `future` and `timer` on real servers, spoken to by a client that knows only the wire."""
+"""The formats `future` and `timer` on real servers, with a client that knows only the wire format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Field = descriptor_pb2.FieldDescriptorProto
 def contract(
     package: str, messages: dict[str, dict[str, tuple[int, str]]]
 ) -> dict[str, type[Message]]:
-    """Message classes of a contract that was written down by hand: field -> (number, type)."""
+    """Message classes of a contract that is written here by hand: field -> (number, type)."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )
@@ -100,7 +100,7 @@ def of_format(world: World, name: str) -> World:
 
 
 def in_s(seconds: float) -> int:
-    """The unix second that is at least so far away."""
+    """The first unix second that is at least this far away."""
     return int(time.time() + seconds) + 1
 
 
@@ -120,7 +120,7 @@ def came(world: World, topic: str, count: int) -> list[KafkaMessage]:
 
 
 @both_engines_at_length
-def test_a_callback_is_delivered_at_its_second_whatever_it_holds(futures: World) -> None:
+def test_a_callback_is_delivered_at_its_second_with_any_content(futures: World) -> None:
     futures.start_service().wait_ready()
     target, at_s = futures.targets[0], in_s(2)
     callback = made("Future", callBackTopic=target, callBackKey="o-7", callBack=b"\x00\xff")
@@ -188,7 +188,7 @@ def test_timers_of_both_contracts_are_answered_and_cancelled(timers: World) -> N
     assert len(came(timers, f"{timers.requests}.expired", 5)) == 5
 
 
-def test_timers_come_out_once_though_their_owner_is_killed(timers: World) -> None:
+def test_timers_are_answered_once_although_their_owner_is_killed(timers: World) -> None:
     at_s = in_s(4)
     for number in range(500):
         timers.send_raw(

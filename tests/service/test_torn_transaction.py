@@ -1,4 +1,4 @@
-"""A transaction of which the receipt can be read and the messages cannot: they are delivered again."""
+"""A transaction whose receipt can be read but whose messages cannot: they are delivered again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.service
 TORN = 50
 
 
-def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> None:
+def test_outcomes_of_a_receipt_whose_messages_were_aborted_are_void(world: World) -> None:
     receipts = receipts_topic(world.requests)
     world.create(NewTopic(receipts, world.partitions))
     world.ask(2 * TORN, within_s=0, partition=0)
     torn = Receipt(1, delivered={f"{world.targets[0]}/0": aborted(world, world.targets[0])})
-    tell(world, torn)
+    write_receipt(world, torn)
 
     service = world.start_service().wait_ready()
 
@@ -39,7 +39,7 @@ def test_a_receipt_whose_messages_were_aborted_is_not_believed(world: World) -> 
     assert [one.void for one in found if one.void] == [list(range(TORN))]
 
 
-def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read(
+def test_requests_whose_messages_a_transaction_hides_are_in_doubt_until_it_ends(
     world: World,
 ) -> None:
     hidden, others = f"{world.name}.hidden", world.targets
@@ -53,17 +53,17 @@ def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read
     ours = transaction(world, "ours")
     places = delivered(ours, world)
     ours.commit_transaction(10)
-    tell(world, Receipt(1, delivered={f"{hidden}/0": places}))
+    write_receipt(world, Receipt(1, delivered={f"{hidden}/0": places}))
     world.targets = others
     world.ask(TORN, within_s=0, partition=0)
 
     service = world.start_service().wait_ready()
-    until("the others come", lambda: service.metric("blackbox_delivered_total") == TORN)
+    until("the others are delivered", lambda: service.metric("blackbox_delivered_total") == TORN)
     assert service.metric("blackbox_pending") == service.metric("blackbox_in_doubt") == TORN
     service.kill()
     redis.Redis.from_url(world.redis.url).flushall()
     service = world.start_service().wait_ready()
-    until("in doubt again", lambda: service.metric("blackbox_in_doubt") == TORN)
+    until("they are doubtful again", lambda: service.metric("blackbox_in_doubt") == TORN)
 
     stranger.abort_transaction(10)
 
@@ -74,7 +74,7 @@ def test_what_another_producer_hides_waits_alone_and_is_told_once_it_can_be_read
 
 
 @pytest.mark.proof
-def test_a_message_behind_no_leader_is_not_taken_for_delivered_and_takes_no_time_from_others(
+def test_a_message_in_a_partition_without_leader_is_in_doubt(
     stack: EmbeddedStack, tmp_path: Path
 ) -> None:
     brokers = TwoBrokers(tmp_path / "brokers")
@@ -93,10 +93,12 @@ def test_a_message_behind_no_leader_is_not_taken_for_delivered_and_takes_no_time
         places = {topic: aborted(world, topic)[:1] for topic in world.targets}
         [(_, there)] = places[near]
         brokers.second.stop()
-        tell(world, Receipt(1, delivered={f"{away}/0": places[away], f"{near}/0": [(1, there)]}))
+        write_receipt(
+            world, Receipt(1, delivered={f"{away}/0": places[away], f"{near}/0": [(1, there)]})
+        )
 
         service = world.start_service().wait_ready()
-        until("the other comes", lambda: service.metric("blackbox_delivered_total") == 1)
+        until("the other is delivered", lambda: service.metric("blackbox_delivered_total") == 1)
         assert service.metric("blackbox_in_doubt") == 1
 
         brokers.mend()
@@ -114,7 +116,7 @@ def transaction(world: World, name: str) -> Producer:
 
 
 def delivered(producer: Producer, world: World) -> list[tuple[int, int]]:
-    """Write the messages that were asked for, as blackbox does; where they are."""
+    """Write the messages of the requests, as blackbox does; returns their places."""
     places: list[tuple[int, int]] = []
 
     def stored(error: KafkaError | None, message: Message) -> None:
@@ -134,7 +136,7 @@ def delivered(producer: Producer, world: World) -> list[tuple[int, int]]:
     return places
 
 
-def tell(world: World, receipt: Receipt) -> None:
+def write_receipt(world: World, receipt: Receipt) -> None:
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     at = receipts_topic(world.requests)
     producer.produce(at, encode(receipt), f"{world.requests}-0", 0)
@@ -142,7 +144,7 @@ def tell(world: World, receipt: Receipt) -> None:
 
 
 def aborted(world: World, target: str) -> list[tuple[int, int]]:
-    """Where the messages of the first requests are, for those who read what was not committed."""
+    """The places of the messages of the first requests, for read_uncommitted consumers."""
     places: list[tuple[int, int]] = []
 
     def stored(error: KafkaError | None, message: Message) -> None:

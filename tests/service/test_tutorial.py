@@ -1,4 +1,4 @@
-"""The tutorial is run as it stands, in one go, and prints what the page shows."""
+"""The tutorial is run unchanged, in one pass, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANY = [
     (r"attempt \d", "attempt N"),
     (r"blackbox-due-ms': b'\d+'", "blackbox-due-ms': b'N'"),
 ]
-"""What differs from run to run."""
+"""Parts of the output that differ between runs."""
 
 
 def lines_of(text: str) -> list[str]:
@@ -85,7 +85,7 @@ class Reader:
 
 
 @pytest.mark.timeout(600)
-def test_the_tutorial_shows_what_happens(tmp_path: Path) -> None:
+def test_the_tutorial_shows_the_actual_output(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     receiver = ExitStack()
     with ExitStack() as service, receiver:
@@ -110,7 +110,7 @@ def test_the_tutorial_shows_what_happens(tmp_path: Path) -> None:
             elif expected[0].startswith(("reminders {", "invoices {")):
                 until(f"{expected} is received", partial(reader.has_received, expected), 120)
             elif not expected[0].startswith("export "):
-                # A page may say "wait half a minute": then the same command shows it in the end.
+                # A page may say "wait half a minute": then the same command shows it after a while.
                 is_look = typed.strip() == "blackbox letters"
                 if is_look:
                     until("a dead letter", lambda: reader.type("blackbox letters"), 90)

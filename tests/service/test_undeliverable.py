@@ -1,4 +1,4 @@
-"""What cannot be delivered becomes a dead letter with its reason, and the rest goes out in time."""
+"""An undeliverable request becomes a dead letter with its reason, and the others are delivered in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.service
 
 POLL_INTERVAL_MS = 1000
 TRIES = 3
-"""A machine that does something else for a second is no delay by what cannot be delivered."""
+"""Retries, because a busy machine is not a delay by undeliverable requests."""
 
 
 def reasons(world: World) -> Counter[str]:
@@ -30,7 +30,7 @@ def header(message: Message, name: str) -> str:
 
 
 @both_engines_at_length
-def test_a_thousand_undeliverable_requests_do_not_delay_the_good_ones_behind_them(
+def test_a_thousand_undeliverable_requests_do_not_delay_deliverable_ones(
     world: World,
 ) -> None:
     kinds: list[tuple[str, dict[str, object] | str]] = [
@@ -63,7 +63,7 @@ def test_a_thousand_undeliverable_requests_do_not_delay_the_good_ones_behind_the
     assert reasons(world) == {kind: asked // len(kinds) for kind, _ in kinds}
 
 
-def test_a_message_too_large_for_the_client_takes_nothing_with_it(world: World) -> None:
+def test_a_message_too_large_for_the_client_does_not_affect_others(world: World) -> None:
     large = {"topic": world.targets[0], "message": "x" * 2_000_000, "countdown": 0}
     world.send_raw(json.dumps(large), [("CALLER_SERVICE", b"tests")], partition=0)
     world.ask(100, within_s=0, partition=0)
@@ -78,7 +78,7 @@ def test_a_message_too_large_for_the_client_takes_nothing_with_it(world: World) 
 
 
 @both_engines_at_length
-def test_what_the_broker_refuses_is_isolated_and_the_rest_of_the_batch_goes_out(
+def test_messages_that_the_broker_refuses_do_not_affect_the_rest_of_the_batch(
     world: World,
 ) -> None:
     compacted = f"{world.name}.compacted"
@@ -101,12 +101,12 @@ def test_what_the_broker_refuses_is_isolated_and_the_rest_of_the_batch_goes_out(
     }
 
 
-def test_a_target_created_meanwhile_gets_its_message(world: World) -> None:
+def test_a_target_created_later_receives_its_message(world: World) -> None:
     late = f"{world.name}.late"
     request = {"topic": late, "message": "patience", "countdown": 0}
     world.send_raw(json.dumps(request), partition=0)
     service = world.start_service().wait_ready()
-    until("it was put off", lambda: service.metric("blackbox_retried_total") >= 1)
+    until("it is postponed", lambda: service.metric("blackbox_retried_total") >= 1)
     world.create(NewTopic(late, 1))
     found = until("the message", lambda: read_all(world.kafka.bootstrap_servers, late))
     assert [m.value() for m in found] == [b"patience"]
@@ -115,7 +115,7 @@ def test_a_target_created_meanwhile_gets_its_message(world: World) -> None:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_seconds_at_most(
+def test_a_target_deleted_under_load_delays_others_for_a_few_seconds(
     world: World,
 ) -> None:
     brokers, doomed = world.kafka.bootstrap_servers, f"{world.name}.doomed"
@@ -125,7 +125,7 @@ def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_second
         asked = {"topic": doomed, "message": "x", "countdown": number / 400}
         world.send_raw(json.dumps(asked), partition=0)
     world.ask(2000, within_s=10, partition=0)
-    until("some came out", lambda: len(read_all(brokers, doomed)) >= 100)
+    until("some are delivered", lambda: len(read_all(brokers, doomed)) >= 100)
 
     admin = AdminClient({"bootstrap.servers": brokers})
     [deleted] = admin.delete_topics([doomed]).values()
@@ -137,7 +137,7 @@ def test_a_target_that_is_deleted_under_load_holds_up_the_others_for_some_second
     assert verdict.late_ms[-1] < 7000, verdict.late_ms[-10:]
 
 
-def test_an_expired_request_is_a_dead_letter(world: World) -> None:
+def test_an_expired_request_becomes_a_dead_letter(world: World) -> None:
     request = {"topic": world.targets[0], "message": "x", "countdown": 0, "expires_after": 0.001}
     world.send_raw(json.dumps(request), partition=0)
     world.ask(1, within_s=0)
@@ -148,7 +148,7 @@ def test_an_expired_request_is_a_dead_letter(world: World) -> None:
 
 
 @both_engines_at_length
-def test_a_replaced_request_fires_once_and_a_cancelled_one_never(world: World) -> None:
+def test_a_replaced_request_is_delivered_once_and_a_cancelled_one_never(world: World) -> None:
     for number in range(20):
         named = {
             "topic": world.targets[0], "message": f"v{number}", "countdown": 2, "id": "invoice-7",

@@ -1,4 +1,4 @@
-"""Requests due over a year, under the settings that the product has by itself: its journals stay small."""
+"""Requests due over a year, with the default settings: the journals stay small."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.year import DAY_MS, HOUR_MS, PAST, Held, PastYear, past_broker
 
 REQUESTS = int(os.environ.get("BLACKBOX_TEST_YEAR_REQUESTS", "300"))
 STEP_MS = int(float(os.environ.get("BLACKBOX_TEST_YEAR_STEP_H", "336")) * HOUR_MS)
-"""With 25 hours a request is renewed as often as by a service, which looks once an hour for those
+"""With 25 hours a request is renewed as often as by a service, which searches once an hour for requests
 that are older than a day."""
 
 DAYS = 365
 EMPTIED = 5
-"""How often Redis loses everything."""
+"""How often Redis is emptied."""
 
 SEGMENT_BYTES = max(1 << 20, 100 * REQUESTS)
-"""Kafka removes whole segments only; so much is about half a day of renewals."""
+"""Kafka removes whole segments only; this is about half a day of renewals."""
 
 LARGEST_RECORD = 200
 
@@ -57,7 +57,7 @@ def year(own_redis: EmbeddedRedis, tmp_path: Path) -> Iterator[PastYear]:
 
 @dataclass
 class Books:
-    """What was seen of the journals in the course of the year, step by step."""
+    """The state of the journals during the year, step by step."""
 
     year: PastYear
     steps_ms: list[int] = field(default_factory=list)
@@ -93,12 +93,12 @@ class Books:
         return held[step].end - (held[before].end if before >= 0 else 0)
 
     def simulated(self, at_ms: int) -> int:
-        """What time it was in the year when something was written."""
+        """The simulated time of a record."""
         return self.steps_ms[bisect_right(self.begun_ms, at_ms) - 1]
 
 
 @pytest.mark.proof
-def test_requests_due_over_a_year_come_out_once_each_and_the_journals_keep_little_more_than_a_week(
+def test_a_year_of_requests_is_delivered_once_each_and_the_journals_stay_small(
     year: PastYear,
 ) -> None:
     began = time.monotonic()
@@ -153,7 +153,7 @@ def test_requests_due_over_a_year_come_out_once_each_and_the_journals_keep_littl
 
 
 def _assert_bounded(books: Books, held: list[Held]) -> None:
-    """Kept is what was written within a week, the age of renewal and the time between a few steps."""
+    """The journals keep records of a week, plus the age of renewal and the time of a few steps."""
     settings = books.year.settings
     kept_ms = settings.retention_s * 1000 + settings.renew_after_ms + 2 * STEP_MS
     for step, (now_ms, found) in enumerate(zip(books.steps_ms, held, strict=True)):

@@ -1,1 +1,1 @@
-"""An even load for a long time, a fault every minute: what grows, what is late, what is lost."""
+"""An even load for a long time, with a fault every minute: growth, lateness, losses."""

@@ -1,4 +1,4 @@
-"""`python -m tests.soak`: half an hour at half of what the machine can do, a fault every minute."""
+"""`python -m tests.soak`: half an hour at half of the machine's maximum rate, with a fault every minute."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(
         Path | None, typer.Option(help="A folder for soak.md, soak.svg and soak.json.")
     ] = None,
 ) -> None:
-    """Exit code 1 when something is lost, doubled, early, late outside of faults, or grows."""
+    """Exit code 1 if something is lost, duplicated, early, late outside of faults, or grows."""
     console = Console()
     os.environ["JAVA_TOOL_OPTIONS"] = WHOLE_HEAP
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""What goes wrong in a soak, one thing a minute: each ends with everything mended."""
+"""The faults of a soak, one a minute: each ends with everything mended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAST_SESSION_S = 15.0
 
 
 class Stage:
-    """The servers, a service that is left alone, and another that is not."""
+    """The servers, a service without faults, and another one with faults."""
 
     def __init__(self, world: World, kafka_config: Path) -> None:
         self.world = world
@@ -71,7 +71,7 @@ def kafka_frozen(stage: Stage) -> None:
 
 
 def story() -> Iterator[tuple[str, Callable[[Stage], None]]]:
-    """Redis is killed once, so that what it needs can be seen to stay the same from then on."""
+    """Redis is killed once, so that its later memory use shows any growth."""
     again = {
         "one of two services killed": service_killed,
         "connections to Redis cut": redis_cut,

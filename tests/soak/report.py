@@ -1,4 +1,4 @@
-"""What a soak has shown: a verdict, a plot over time, and the page docs/soak.md."""
+"""The results of a soak: a verdict, a plot over time, and the page docs/soak.md."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from tests.soak.watch import WARM_UP_S, Life, Sample
+from tests.soak.monitor import WARM_UP_S, Life, Sample
 
 QUIET_S = 30.0
-"""After a fault is mended, how long what it held up may still come late: the group notices a dead
-service after six seconds, and at half of what the machine can do, a backlog of six takes six more."""
+"""How long messages may still be late after a fault is mended: the group notices a dead
+service after six seconds, and at half of the maximum rate, a backlog of six seconds takes six more."""
 
 BEFORE_S = 1.0
-"""What was due so shortly before a fault may still have been on its way."""
+"""Messages due this shortly before a fault may still have been in delivery."""
 
 MOST_LATE_MS = 500
 MOST_DRIFT = 0.05
@@ -30,7 +30,7 @@ COLOURS = {"service": "#0072b2", "other service": "#56b4e9", "Redis": "#d55e00",
 
 
 class Fault(NamedTuple):
-    """What went wrong, in seconds since the load began."""
+    """A fault, in seconds since the load started."""
 
     name: str
     from_s: float
@@ -64,11 +64,11 @@ class Soak:
 
     @property
     def late_ms(self) -> NDArray[np.int64]:
-        """Of those delivered."""
+        """Lateness of the delivered requests."""
         return (self.delivered_ms - self.due_ms)[self.times > 0]
 
     def in_faults(self) -> NDArray[np.bool_]:
-        """Which of those delivered were due just before, while, or soon after something was wrong."""
+        """Which of the delivered requests were due just before, during, or soon after a fault."""
         due_s = self._due_s()
         found = np.zeros(len(due_s), np.bool_)
         for fault in self.faults:
@@ -76,7 +76,7 @@ class Soak:
         return found
 
     def complaints(self) -> list[str]:
-        """What is not as promised."""
+        """Violations of the guarantees."""
         counts = zip(("lost", "delivered twice", "early"), self.broken(), strict=True)
         found = [f"{count:,} {what}" for what, count in counts if count]
         quiet = quantiles(self.late_ms[~self.in_faults()])
@@ -102,7 +102,7 @@ class Soak:
         return table
 
     def write(self, folder: Path) -> None:
-        """soak.svg, soak.json and soak.md; with the engine's name when it is not the default."""
+        """Write soak.svg, soak.json and soak.md; with the engine's name if it is not the default."""
         folder.mkdir(parents=True, exist_ok=True)
         name = "soak" if self.engine == "process" else f"soak-{self.engine}"
         (folder / f"{name}.json").write_text(json.dumps(self._figures(), indent=1) + "\n")
@@ -165,7 +165,7 @@ class Soak:
         }
 
     def _latest(self) -> list[dict[str, float]]:
-        """The few that were latest: when they were due and delivered, in seconds since the load began."""
+        """The latest requests: their due and delivery times, in seconds since the load started."""
         delivered = np.flatnonzero(self.times)
         latest = delivered[np.argsort(self.late_ms)[: -LATEST - 1 : -1]]
         return [
@@ -181,8 +181,8 @@ class Soak:
     def latest_of_each(self) -> list[tuple[float, str, int, float]]:
         """The latest request of each partition in and after each fault, the ten latest of these.
 
-        How late (s), the fault that began last before its delivery, the partition, and when it
-        was due, in seconds since the fault began.
+        How late (s), the last fault that started before its delivery, the partition, and when it
+        was due, in seconds since the fault started.
         """
         if not self.faults:
             return []
@@ -272,7 +272,7 @@ MEASURES: dict[str, Callable[[Sample], float]] = {
 
 
 def drifts(life: Life) -> dict[str, float]:
-    """By what share each measure changed after the warm-up; nothing of a short life."""
+    """The relative change of each measure after the warm-up; none for a short life."""
     return {what: life.drift(of) for what, of in MEASURES.items()} if life.warm else {}
 
 

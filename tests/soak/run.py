@@ -1,4 +1,4 @@
-"""One soak: how much the machine can do, then a share of that, and faults meanwhile."""
+"""One soak: measure the maximum rate, then run a share of it with faults."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from confluent_kafka.admin import (
 from blackbox.embedded import EmbeddedError
 from blackbox.journal.topics import receipts_topic
 from tests.soak.faults import Stage, story
+from tests.soak.monitor import Monitor
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
-from tests.soak.watch import Watch
 from tests.world import World, until
 
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
-"""Kafka's memory grows with what it keeps: the index files of each segment are mapped."""
+"""Kafka's memory grows with its data: the index files of each segment are mapped."""
 
 OF_JOURNALS = {"retention.ms": "-1"}
 """The service trims them."""
@@ -44,9 +44,9 @@ def run(
     *,
     flood: int = FLOOD,
 ) -> Soak:
-    """Two services with Kafka's default timeouts, one of them left alone throughout.
+    """Two services with Kafka's default timeouts, one of them without faults.
 
-    What the machine can do is how quickly `flood` requests go all the way.
+    The maximum rate is measured with `flood` requests.
     """
     usual = world.folder / "usual.properties"
     usual.touch()
@@ -59,7 +59,7 @@ def run(
         first, per_s = traffic.sent, int(capacity * share)
         began_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         faults: list[Fault] = []
-        with Watch(lambda: _pids(stage)) as watch:
+        with Monitor(lambda: _pids(stage)) as monitor:
             with traffic.flowing(per_s):
                 for number, (name, fault) in enumerate(story()):
                     at_s = (number + 0.5) * every_s
@@ -72,7 +72,7 @@ def run(
                     faults.append(Fault(name, from_s, time.monotonic() - began))
                 _wait_until(began + seconds)
             say("the rest comes out", seconds)
-            until("everything came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+            until("everything is delivered", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
         until("nothing is pending", lambda: stage.steady.metric("blackbox_pending") == 0)
     return Soak(
         engine=world.engine,
@@ -86,7 +86,7 @@ def run(
         delivered_ms=traffic.delivered_ms[first : traffic.sent],
         times=traffic.times[first : traffic.sent],
         partitions=traffic.partitions[first : traffic.sent],
-        lives=watch.lives(),
+        lives=monitor.lives(),
     )
 
 
@@ -109,18 +109,18 @@ def _keep_briefly(world: World, *topics: str) -> None:
 
 
 def _capacity(traffic: Traffic, flood: int) -> float:
-    """Requests per second from being written to being read where they were to go, once warm."""
+    """Requests per second from writing to reading the message, after a warm-up."""
     took_s = 0.0
     for _ in range(2):
         began = time.monotonic()
         traffic.flood(flood)
-        until("the flood came out", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
+        until("the flood is delivered", lambda: traffic.seen >= traffic.sent, PATIENCE_S)
         took_s = time.monotonic() - began
     return flood / took_s
 
 
 def _pids(stage: Stage) -> dict[str, int]:
-    """Of those that run: a server may just be starting again."""
+    """The pids of the running ones: a server may just be restarting."""
     pids = {"service": stage.steady.pid, "other service": stage.other.pid}
     for role, server in (("Redis", stage.world.redis), ("Kafka", stage.world.kafka)):
         with suppress(EmbeddedError):

@@ -1,4 +1,4 @@
-"""A soak's verdict names what was lost, doubled, early, late or growing, and nothing else."""
+"""A soak's verdict names lost, duplicated, early and late messages and growth, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.soak.monitor import EVERY_S, ROUND_S, Life, Sample
 from tests.soak.report import LATEST, Fault, Soak
-from tests.soak.watch import EVERY_S, ROUND_S, Life, Sample
 
 COUNT = 10_000
 SECONDS = 1800
@@ -17,7 +17,7 @@ ROUND = int(ROUND_S / EVERY_S)
 
 
 def soak() -> Soak:
-    """A clean one: each request 10 ms late, those of a fault in the middle 5 s."""
+    """A clean soak: each request is 10 ms late, those during a fault in the middle 5 s."""
     due_ms = np.linspace(1, SECONDS * 1000, COUNT).astype(np.int64)
     late_ms = np.where(abs(due_ms - 900_000) < 5000, 5000, 10)
     return Soak(
@@ -46,7 +46,7 @@ def test_a_clean_soak_has_no_complaints_and_a_page_with_its_plot(tmp_path: Path)
     assert (docs / "soak.svg").stat().st_size > 10_000
 
 
-def test_each_fault_in_the_books_is_a_complaint() -> None:
+def test_lost_duplicated_and_early_deliveries_are_complaints() -> None:
     broken = soak()
     broken.times[1], broken.times[2] = 0, 2
     broken.delivered_ms[3] = broken.due_ms[3] - 1
@@ -66,16 +66,14 @@ def test_lateness_counts_outside_of_faults_only() -> None:
         ((80, 44), "service: descriptors changed by +10.0% after the warm-up"),
     ],
 )
-def test_what_grows_after_the_warm_up_is_a_complaint(
-    grown: tuple[float, int], complaint: str
-) -> None:
+def test_growth_after_the_warm_up_is_a_complaint(grown: tuple[float, int], complaint: str) -> None:
     broken = soak()
     samples = broken.lives[0].samples
     samples[-ROUND:] = [Sample(one.at_s, *grown) for one in samples[-ROUND:]]
     assert broken.complaints() == [complaint]
 
 
-def test_fewer_descriptors_are_none() -> None:
+def test_fewer_file_descriptors_are_no_complaint() -> None:
     one = soak()
     samples = one.lives[0].samples
     samples[-ROUND:] = [sample._replace(descriptors=30) for sample in samples[-ROUND:]]
@@ -92,7 +90,7 @@ def test_the_latest_requests_are_in_the_figures(tmp_path: Path) -> None:
     assert len(others) == LATEST - 1
 
 
-def test_the_page_says_where_the_latest_came_from(tmp_path: Path) -> None:
+def test_the_page_names_the_fault_before_the_latest_requests(tmp_path: Path) -> None:
     one = soak()
     late = COUNT // 2 + 120  # in partition 0
     one.delivered_ms[late] = one.due_ms[late] + 60_000
@@ -101,14 +99,14 @@ def test_the_page_says_where_the_latest_came_from(tmp_path: Path) -> None:
     assert "| 60.0 s | Kafka frozen | 0 | +27.7 s |" in (tmp_path / "soak.md").read_text()
 
 
-def test_what_a_fault_takes_for_a_minute_is_none() -> None:
+def test_growth_during_a_fault_is_no_complaint() -> None:
     one = soak()
     samples = one.lives[0].samples
     samples[-12:] = [Sample(sample.at_s, 160, 90) for sample in samples[-12:]]
     assert one.complaints() == []
 
 
-def test_what_grows_while_it_warms_up_is_none() -> None:
+def test_growth_during_the_warm_up_is_no_complaint() -> None:
     samples = soak().lives[0].samples
     life = Life("service", 7, [one._replace(memory_mb=min(80, one.at_s)) for one in samples])
     assert life.drift(lambda one: one.memory_mb) == 0

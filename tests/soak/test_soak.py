@@ -1,4 +1,4 @@
-"""A short soak, so that the long one is known to work."""
+"""A short soak, to show that the long one works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(300)]
 
 
 @pytest.mark.proof
-def test_under_load_with_faults_nothing_is_lost_doubled_or_early(world: World) -> None:
+def test_under_load_with_faults_nothing_is_lost_duplicated_or_early(world: World) -> None:
     soak = run(world, seconds=10, share=0.2, every_s=5, say=lambda what, done_s: None, flood=20_000)
     assert len(soak.faults) == 2
     assert len(soak.times) > 1000

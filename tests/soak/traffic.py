@@ -1,4 +1,4 @@
-"""Requests at an even rate, and each of them seen again where it was to go."""
+"""Requests at an even rate, and a consumer that reads each message at its target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ = 5000
 
 
 class Traffic:
-    """Room for `most` requests. What is due when is what Kafka's own timestamps say."""
+    """Room for `most` requests. Due times are derived from Kafka's timestamps."""
 
     def __init__(self, bootstrap_servers: str, requests: str, target: str, most: int) -> None:
         self._requests, self._target = requests, target
@@ -47,7 +47,7 @@ class Traffic:
         self.delivered_ms: NDArray[np.int64] = np.zeros(most, np.int64)
         self.times: NDArray[np.uint8] = np.zeros(most, np.uint8)
         self.partitions: NDArray[np.uint8] = np.zeros(most, np.uint8)
-        """Of the request topic, where each was written."""
+        """The partition of the request topic that each was written to."""
         self.sent = self.seen = 0
         self._over = Event()
         self._threads = ThreadPoolExecutor(2)
@@ -75,7 +75,7 @@ class Traffic:
 
     @contextmanager
     def flowing(self, per_s: int) -> Iterator[None]:
-        """Requests with countdowns of 2 to 6 s meanwhile, as long as there is room."""
+        """Send requests with countdowns of 2 to 6 s during the context, as long as there is room."""
         over = Event()
         flow = self._threads.submit(self._flow, per_s, over)
         try:

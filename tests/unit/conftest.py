@@ -23,7 +23,7 @@ from tests.unit.opening import Make, Written
 
 @pytest.fixture
 def connections() -> Iterator[redis.ConnectionPool]:
-    """Connections to a Redis inside this process, empty at first; what a test leaves there is documented."""
+    """Connections to a Redis inside this process, empty at first; keys that a test leaves there must be documented."""
     connections = fake_connections(fakeredis.FakeServer(server_type="redis"))
     yield connections
     assert list(undocumented(redis.Redis(connection_pool=connections))) == [], "see keys.py"
@@ -37,7 +37,7 @@ def client(connections: redis.ConnectionPool) -> Any:
 
 @pytest.fixture
 def others_index(connections: redis.ConnectionPool) -> Iterator[ShardIndex]:
-    """The index as another owner holds it."""
+    """The index of another owner."""
     with closing(ShardIndex(SHARD, connections, grace_s=GRACE_S)) as index:
         yield index
 
@@ -72,7 +72,7 @@ def targets() -> FakeTargets:
 
 
 @pytest.fixture
-def asked(journal: FakeJournal) -> Written:
+def write_records(journal: FakeJournal) -> Written:
     """Write these requests to the journal; None is a gap."""
 
     def write(
@@ -96,7 +96,7 @@ def intake(empty_index: ShardIndex, journal: FakeJournal) -> Intake:
 
 @pytest.fixture
 def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> Make:
-    """The recovery of an owner, with what is given: its own index, or another `apply`."""
+    """The recovery of an owner, with the given parts: its own index, or another `apply`."""
 
     def make_recovery(index: ShardIndex = empty_index, **given: Any) -> Recovery:
         intake = Intake(journal.format, index, None)
@@ -117,5 +117,5 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> M
 
 
 @pytest.fixture
-def recovery(make: Make, asked: Written) -> Recovery:
+def recovery(make: Make, write_records: Written) -> Recovery:
     return make()

@@ -1,4 +1,4 @@
-"""What the tests of recovery share: short ways to write the journals and to read what came of them."""
+"""What the tests of recovery share: short ways to write the journals and to read the results."""
 
 from __future__ import annotations
 

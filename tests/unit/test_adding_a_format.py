@@ -1,4 +1,4 @@
-"""What docs/adding-a-format.md says is all it takes."""
+"""The steps in docs/adding-a-format.md are sufficient."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_example_is_a_format_of_sixty_lines(format: formats.Format) -> None:
         (b'{"to": "notes", "text": "x", "in": 90}', Reason.FORBIDDEN_TOPIC, "to"),
     ],
 )
-def test_what_it_refuses_says_why(
+def test_the_example_refuses_records_with_a_reason(
     format: formats.Format, value: bytes | None, reason: Reason, field: str
 ) -> None:
     refused = parsed(format, value)

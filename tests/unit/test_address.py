@@ -1,4 +1,4 @@
-"""What may stand in BLACKBOX_REDIS_URL, and what is said of the rest."""
+"""Valid values of BLACKBOX_REDIS_URL, and the errors for others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SECRET = "hunter2"
         ("redis+cluster://:hunter2@one,[::1]:7001/", "the nodes of the cluster, one:6379, [::1]:7001"),
     ],
 )  # fmt: skip
-def test_an_address_shows_where_and_no_password(url: str, shown: str) -> None:
+def test_a_printed_address_shows_the_servers_and_no_password(url: str, shown: str) -> None:
     assert str(read(url)) == shown
     assert SECRET not in repr(read(url))
 
 
-def test_a_service_behind_sentinels() -> None:
+def test_an_address_of_sentinels_is_parsed() -> None:
     address = read(
         "redis+sentinel://me:a%2Fb@one:1,two:2/shop/3?socket_timeout=9&sentinel_username=s"
     )
@@ -42,7 +42,7 @@ def test_a_service_behind_sentinels() -> None:
     assert address.of_sentinels == {"username": "s"}
 
 
-def test_tls_is_for_sentinels_as_well_as_for_redis() -> None:
+def test_tls_applies_to_sentinels_and_to_redis() -> None:
     address = read("rediss+sentinel://one/shop?ssl_ca_certs=/ca.pem")
     assert address.options["ssl_ca_certs"] == "/ca.pem"
     assert address.of_sentinels == {"ssl": True, "ssl_ca_certs": "/ca.pem"}
@@ -79,7 +79,7 @@ def test_the_nodes_of_a_cluster_share_a_login_and_options() -> None:
         ),
     ],
 )
-def test_what_leads_to_no_redis_is_refused_with_what_is_wanted(url: str, why: str) -> None:
+def test_a_bad_address_is_refused_with_what_is_expected(url: str, why: str) -> None:
     with pytest.raises(BadAddress) as refused:
         read(url)
     assert str(refused.value).startswith(why)

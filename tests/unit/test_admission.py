@@ -1,4 +1,4 @@
-"""Who is let in stays in: also when the index is lost, or rebuilt halfway, or full."""
+"""Admitted requests stay admitted, even if the index is lost, partly rebuilt, or full."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def reasons(client: redis.Redis) -> dict[int, str | None]:
     return {offset: decode(stored).reason for offset, stored in held(client).payloads.items()}
 
 
-def test_what_lay_there_before_the_first_start_is_judged(
+def test_rules_apply_to_requests_written_before_the_first_start(
     open_shard: Open, journal: FakeJournal, client: redis.Redis
 ) -> None:
     written(journal, 2)
@@ -106,7 +106,7 @@ def test_what_lay_there_before_the_first_start_is_judged(
     assert reasons(client) == {0: "forbidden", 1: "forbidden"}
 
 
-def test_what_was_let_in_is_not_judged_again_by_other_rules_when_the_index_is_lost(
+def test_a_rebuild_does_not_apply_new_rules_to_admitted_requests(
     open_shard: Open, journal: FakeJournal, client: redis.Redis
 ) -> None:
     written(journal, 3)
@@ -115,7 +115,7 @@ def test_what_was_let_in_is_not_judged_again_by_other_rules_when_the_index_is_lo
     assert reasons(client) == {1: None, 2: "forbidden"}
 
 
-def test_nor_when_the_rebuild_is_interrupted(
+def test_an_interrupted_rebuild_does_not_apply_new_rules_to_admitted_requests(
     open_shard: Open, journal: FakeJournal, client: redis.Redis
 ) -> None:
     written(journal, 100)
@@ -150,7 +150,7 @@ def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebui
     assert reasons(client) == {}
 
 
-def test_a_request_that_recurs_for_long_leaves_nothing_behind(
+def test_a_long_series_leaves_no_counted_requests(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
@@ -168,7 +168,7 @@ def test_a_request_that_recurs_for_long_leaves_nothing_behind(
     assert client.zcard(index._keys.of("shop")) == 0
 
 
-def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
+def test_a_cancelled_request_does_not_count_as_pending_after_a_rebuild(
     open_shard: Open, journal: FakeJournal, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.index.shared_state.time.time_ns", lambda: NOW_MS * 1_000_000)
@@ -179,14 +179,14 @@ def test_what_was_cancelled_does_not_count_as_pending_when_the_index_is_rebuilt(
     cancels = [(CANCEL, request_id(SHARD, offset).encode()) for offset in range(9)]
     for offset, cancel in enumerate(cancels, 10):
         journal.request_records.append(Record(offset, NOW_MS, None, None, [cancel]))
-    client.delete(Keys(SHARD).due)  # which rebuilds it
+    client.delete(Keys(SHARD).due)  # this causes a rebuild
 
     open_shard(FEW)
 
     assert client.zcard(counted) == 1
 
 
-def test_what_is_put_off_counts_as_pending(
+def test_a_postponed_request_counts_as_pending(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool, journal: FakeJournal
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
@@ -206,7 +206,7 @@ def test_what_is_put_off_counts_as_pending(
     assert SharedState(connections).pending("shop", [SHARD]) == 6
 
 
-def test_behind_many_that_are_late_those_that_ended_are_found_too(
+def test_ended_requests_behind_many_overdue_ones_are_no_longer_counted(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool
 ) -> None:
     ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
@@ -227,7 +227,7 @@ def test_behind_many_that_are_late_those_that_ended_are_found_too(
     assert 1900 in [shared.pending("shop", [SHARD]) for _ in range(3)]
 
 
-def test_however_many_seconds_are_counted_only_the_latest_are_kept(
+def test_only_the_counts_of_the_latest_seconds_are_kept(
     connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:
     shared = SharedState(connections)
@@ -239,7 +239,7 @@ def test_however_many_seconds_are_counted_only_the_latest_are_kept(
     assert shared.count({latest: 1}) == {latest: 1}
 
 
-def test_what_redis_had_no_room_for_is_judged_when_it_has(tmp_path: Path) -> None:
+def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path) -> None:
     class Room:
         is_full = True
 

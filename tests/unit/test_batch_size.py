@@ -15,7 +15,7 @@ MOST = 500_000
 
 @dataclass
 class Batches:
-    """Batches one after the other, which take so long for each record of a partition."""
+    """Consecutive batches, with a cost for each record of a partition."""
 
     size: BatchSize
     now_s: float = 0.0
@@ -24,7 +24,7 @@ class Batches:
         return self.now_s
 
     def run(self, *cost_s: float, waiting: tuple[int, ...]) -> tuple[list[int], float]:
-        """How many of each were read, and for how long."""
+        """Read one batch; returns the counts and the duration."""
         start: Offsets = {("TB", number): 0 for number in range(len(waiting))}
         end = {at: waiting[at[1]] for at in start}
         counts = list(self.size.plan(start, end, MOST).values())
@@ -41,7 +41,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
     return batches
 
 
-def test_a_batch_takes_some_seconds_when_as_much_waits_everywhere(batches: Batches) -> None:
+def test_a_batch_is_sized_for_5_s_if_all_backlogs_are_similar(batches: Batches) -> None:
     cost_s, waiting = (1 / 50_000, 1 / 50_000), (10_000_000, 9_000_000)
 
     took_s = [batches.run(*cost_s, waiting=waiting)[1] for _ in range(6)]
@@ -50,7 +50,7 @@ def test_a_batch_takes_some_seconds_when_as_much_waits_everywhere(batches: Batch
     assert took_s[-1] == pytest.approx(LONG_S, rel=0.01)
 
 
-def test_a_batch_takes_a_second_when_little_waits_in_one_and_much_in_another(
+def test_a_batch_is_sized_for_1_s_if_small_and_large_backlogs_exist(
     batches: Batches,
 ) -> None:
     for _ in range(6):
@@ -61,7 +61,7 @@ def test_a_batch_takes_a_second_when_little_waits_in_one_and_much_in_another(
 
 
 @pytest.mark.parametrize("cost_s", [1 / 1000, 1 / 500])
-def test_a_flood_of_large_records_holds_up_the_others_for_seconds_once(
+def test_a_flood_of_large_records_delays_other_partitions_only_once(
     batches: Batches, cost_s: float
 ) -> None:
     took_s = [batches.run(cost_s, 1 / 50_000, waiting=(1_000_000, 10))[1] for _ in range(4)]
@@ -70,7 +70,7 @@ def test_a_flood_of_large_records_holds_up_the_others_for_seconds_once(
     assert took_s[1:] == pytest.approx([SHORT_S] * 3, rel=0.1)
 
 
-def test_small_batches_and_empty_ones_say_nothing_of_how_much_a_batch_may_have(
+def test_small_and_empty_batches_do_not_change_the_batch_size(
     batches: Batches,
 ) -> None:
     for _ in range(6):
@@ -81,7 +81,7 @@ def test_small_batches_and_empty_ones_say_nothing_of_how_much_a_batch_may_have(
     assert batches.run(1 / 50_000, waiting=(10_000_000,))[1] == pytest.approx(LONG_S, rel=0.01)
 
 
-def test_one_very_long_batch_leaves_a_small_one_that_grows_again(batches: Batches) -> None:
+def test_the_batch_size_recovers_after_one_very_long_batch(batches: Batches) -> None:
     for _ in range(6):
         batches.run(1 / 50_000, waiting=(10_000_000,))
     batches.run(60.0, waiting=(1,))  # as while Redis was full
@@ -92,7 +92,7 @@ def test_one_very_long_batch_leaves_a_small_one_that_grows_again(batches: Batche
     assert counts[-1] == pytest.approx(50_000 * LONG_S, rel=0.01)
 
 
-def test_who_has_little_gets_all_of_it_and_the_others_equal_shares() -> None:
+def test_small_backlogs_are_read_completely_and_others_get_equal_shares() -> None:
     start = {("TB", 0): 100, ("TB", 1): 0, ("TB", 2): 5, ("TB", 3): 7}
     end = {("TB", 0): 1_000_100, ("TB", 1): 2_000_000, ("TB", 2): 25, ("TB", 3): 7}
 
@@ -106,7 +106,7 @@ def test_who_has_little_gets_all_of_it_and_the_others_equal_shares() -> None:
     assert shared({}, {}, 10) == {}
 
 
-def test_every_partition_moves_however_small_the_limit() -> None:
+def test_every_partition_advances_however_small_the_limit_is() -> None:
     start = {("TB", 0): 0, ("TB", 1): 0, ("TB", 2): 7}
     end = {("TB", 0): 1_000_000, ("TB", 1): 1, ("TB", 2): 7}
 

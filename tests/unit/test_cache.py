@@ -10,7 +10,7 @@ from blackbox.records.errors import IndexLost
 
 
 class Made:
-    """How often it was made, and what."""
+    """Records how often an answer was computed, and for which key."""
 
     def __init__(self, takes_s: float = 0.0, failure: Exception | None = None) -> None:
         self.times: list[int] = []
@@ -25,7 +25,7 @@ class Made:
         return f"{asked}, made {len(self.times)}"
 
 
-def test_what_many_ask_for_at_once_is_made_once() -> None:
+def test_concurrent_requests_for_one_answer_compute_it_once() -> None:
     made = Made(takes_s=0.1)
     cache = Cache(made, 30)
     with ThreadPoolExecutor(8) as pool:
@@ -33,13 +33,13 @@ def test_what_many_ask_for_at_once_is_made_once() -> None:
     assert made.times == [5]
 
 
-def test_another_question_has_an_answer_of_its_own() -> None:
+def test_the_cache_has_one_answer_for_each_key() -> None:
     made = Made()
     cache = Cache(made, 30)
     assert [cache.get(one) for one in (1, 2, 1, 2)] == ["1, made 1", "2, made 2"] * 2
 
 
-def test_what_is_old_is_made_again_and_kept_no_longer() -> None:
+def test_an_expired_answer_is_computed_again_and_removed() -> None:
     made = Made()
     cache = Cache(made, 0.05)
     for one in (1, 2):
@@ -49,7 +49,7 @@ def test_what_is_old_is_made_again_and_kept_no_longer() -> None:
     assert list(cache._entries) == [1]
 
 
-def test_nobody_waits_a_second_time_for_a_server_that_is_away() -> None:
+def test_an_error_is_cached_so_that_others_do_not_wait_for_it() -> None:
     made = Made(takes_s=0.1, failure=IndexLost("Redis does not answer"))
     cache = Cache(made, 0.2)
     for _ in range(5):

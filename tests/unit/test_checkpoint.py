@@ -1,4 +1,4 @@
-"""Folders of queries: gone with them, or with the next query once their driver is gone."""
+"""Folders of queries: removed with them, or by the next query if their driver is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_goes_away_with_its_query(place: Path) -> None:
+def test_a_checkpoint_is_removed_with_its_query(place: Path) -> None:
     checkpoint = Checkpoint()
     (checkpoint.folder / "offsets").mkdir()
 
@@ -26,7 +26,7 @@ def test_a_checkpoint_goes_away_with_its_query(place: Path) -> None:
     assert not list(place.iterdir())
 
 
-def test_what_a_killed_driver_left_goes_away_and_what_a_living_one_has_stays(place: Path) -> None:
+def test_only_checkpoints_of_killed_drivers_are_removed(place: Path) -> None:
     living = Checkpoint()
     killed = Checkpoint()
     os.close(killed._lock)  # as a process that ends does

@@ -28,11 +28,11 @@ def parse(value: bytes) -> Request:
     return asked
 
 
-def test_a_text_is_delivered_as_it_is() -> None:
+def test_a_text_is_delivered_unchanged() -> None:
     assert parse(request_value("orders", '{"a": 1}', countdown_s=1)).message == b'{"a": 1}'
 
 
-def test_bytes_are_delivered_as_they_are() -> None:
+def test_bytes_are_delivered_unchanged() -> None:
     assert parse(request_value("orders", b"\xff\x00", countdown_s=1)).message == b"\xff\x00"
 
 
@@ -42,11 +42,11 @@ def test_an_object_is_delivered_as_json() -> None:
     )
 
 
-def test_none_is_a_tombstone() -> None:
+def test_none_is_delivered_as_a_tombstone() -> None:
     assert parse(request_value("orders", None, countdown_s=1)).message is None
 
 
-def test_everything_that_was_asked_for_is_in_the_request() -> None:
+def test_every_option_of_send_is_in_the_request() -> None:
     asked = parse(
         request_value(
             "orders",
@@ -79,7 +79,7 @@ def test_everything_that_was_asked_for_is_in_the_request() -> None:
         NOW_MS + 90_000,
     ],
 )
-def test_an_instant_is_understood_in_every_form(at: datetime | str | int) -> None:
+def test_an_instant_is_accepted_in_every_form(at: datetime | str | int) -> None:
     assert parse(request_value("orders", "hi", at=at)).due_ms == NOW_MS + 90_000
 
 
@@ -88,14 +88,14 @@ def test_a_datetime_without_a_time_zone_is_refused() -> None:
         request_value("orders", "hi", at=datetime(2026, 1, 1))
 
 
-def test_one_due_time_is_needed_and_not_two() -> None:
+def test_a_request_without_a_due_time_or_with_two_is_refused() -> None:
     with pytest.raises(ValueError, match="neither countdown_s nor at"):
         request_value("orders", "hi")
     with pytest.raises(ValueError, match="both countdown_s and at"):
         request_value("orders", "hi", countdown_s=1, at=NOW_MS)
 
 
-def test_what_recurs_needs_no_due_time() -> None:
+def test_a_recurring_request_needs_no_due_time() -> None:
     often = parse(request_value("orders", "hi", id="a", every_s=1.5))
     assert (often.recurs, often.due_ms) == ("every 1500", NOW_MS + 1500)
     daily = parse(request_value("orders", "hi", id="a", cron="0 8 * * *", timezone="Asia/Tokyo"))
@@ -107,9 +107,9 @@ SOON = timedelta(seconds=1)
 
 
 @pytest.fixture
-def asker() -> Iterator[RequestWriter]:
-    with RequestWriter("in-process", caller="billing", kafka_settings=MOCK) as asker:
-        yield asker
+def writer() -> Iterator[RequestWriter]:
+    with RequestWriter("in-process", caller="billing", kafka_settings=MOCK) as writer:
+        yield writer
 
 
 @pytest.fixture
@@ -118,35 +118,35 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_the_id_names_the_place_where_the_request_was_written(client: Client) -> None:
+def test_the_id_contains_the_source_of_the_request(client: Client) -> None:
     first, second = (client.send_later(None, n, "orders", SOON, id="r-17") for n in (1, 2))
     (shard, offset), other = locate(first, ["TB"]), locate(second, ["TB"])
     assert other == (shard, offset + 1)
 
 
-def test_a_cancel_goes_to_the_partition_of_what_it_cancels(client: Client) -> None:
+def test_a_cancel_by_caller_id_goes_to_the_partition_of_its_request(client: Client) -> None:
     asked = client.send_later(None, "hi", "orders", SOON, id="r-17")
     assert locate(client.cancel("r-17"), ["TB"])[0] == locate(asked, ["TB"])[0]
 
 
-def test_a_cancel_by_the_id_that_was_returned_goes_to_its_partition(client: Client) -> None:
+def test_a_cancel_by_the_returned_id_goes_to_the_partition_of_its_request(client: Client) -> None:
     ids = client.send_many((None, n, "orders", SOON) for n in range(20))
     for one in ids:
         assert locate(client.cancel(one), ["TB"])[0] == locate(one, ["TB"])[0]
 
 
-def test_many_are_sent_at_once_and_their_ids_are_in_order(client: Client) -> None:
+def test_send_many_returns_the_ids_in_order(client: Client) -> None:
     ids = client.send_many((None, n, "orders", SOON, "r-17") for n in range(1000))
     places = [locate(one, ["TB"]) for one in ids]
     assert len(ids) == 1000
     assert places == sorted(places)
 
 
-def test_none_to_send_is_no_fault(client: Client) -> None:
+def test_send_many_accepts_an_empty_list(client: Client) -> None:
     assert client.send_many([]) == []
 
 
-def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
+def test_the_format_parses_exactly_what_the_client_writes() -> None:
     when = datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
     sent: list[bytes] = []
 
@@ -175,7 +175,7 @@ def test_what_a_client_asks_for_is_what_the_format_reads() -> None:
     )
 
 
-def test_coroutines_get_their_ids_as_well() -> None:
+def test_the_async_client_returns_ids_in_order() -> None:
     async def talk() -> tuple[list[str], str]:
         async with AsyncClient("in-process", caller="billing", kafka_settings=MOCK) as client:
             ids = await asyncio.gather(
@@ -189,9 +189,9 @@ def test_coroutines_get_their_ids_as_well() -> None:
     assert [locate(one, ["TB"]) for one in ids] == [(shard, last - n) for n in range(210, 0, -1)]
 
 
-def test_every_acknowledgement_is_taken(asker: RequestWriter) -> None:
-    asked = [asker.write(request_value("orders", n, countdown_s=1)) for n in range(100)]
-    asker.flush()
+def test_a_flush_settles_every_pending_write(writer: RequestWriter) -> None:
+    asked = [writer.write(request_value("orders", n, countdown_s=1)) for n in range(100)]
+    writer.flush()
     assert all(one.is_settled for one in asked)
     assert len({one.id for one in asked}) == 100
 
@@ -199,16 +199,16 @@ def test_every_acknowledgement_is_taken(asker: RequestWriter) -> None:
 AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 
 
-def test_a_request_that_kafka_does_not_take_says_so() -> None:
-    asker = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
-    asked = asker.write(request_value("orders", "hi", countdown_s=1))
+def test_a_request_that_kafka_rejects_raises_an_error() -> None:
+    writer = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
+    asked = writer.write(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         _ = asked.id
     with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
-        asker.flush()
+        writer.flush()
 
 
-def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
+def test_an_earlier_rejected_request_does_not_fail_a_later_one(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(
@@ -228,13 +228,13 @@ def test_what_was_refused_before_is_no_failure_of_what_is_written_now(
     client._writer.flush()
 
 
-def test_a_client_whose_request_was_not_taken_can_be_left_in_peace() -> None:
+def test_a_client_whose_request_was_rejected_raises_when_it_closes() -> None:
     client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka rejected 1 of the requests"
     with client, pytest.raises(NotSent, match=refused):
         client.send_later(None, "hi", "orders", SOON)
 
 
-def test_a_coroutine_hears_of_it_too() -> None:
+def test_the_async_client_raises_an_error_for_a_rejected_request() -> None:
     async def talk() -> None:
         async with AsyncClient("127.0.0.1:1", kafka_settings=AWAY) as client:
             await client.send_later(None, "hi", "orders", SOON)
@@ -243,7 +243,9 @@ def test_a_coroutine_hears_of_it_too() -> None:
         asyncio.run(talk())
 
 
-def test_a_kafka_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_without_kafka_names_the_bootstrap_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", 0.1)
     id = request_id(Shard("TB", 0), 0)
     client, told = Client("127.0.0.1:1", kafka_settings=AWAY), r"is running at 127\.0\.0\.1:1"
@@ -251,7 +253,7 @@ def test_a_kafka_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> 
         client.get(id)
 
 
-def test_an_id_that_names_no_request_of_the_topic_says_what_to_give(client: Client) -> None:
+def test_an_id_of_another_topic_is_refused_with_what_is_expected(client: Client) -> None:
     for id in ("order-17", "018f3a52-0000-7000-8000-000000000000", request_id(Shard("B", 0), 0)):
         with pytest.raises(ValueError, match=r"give the id that send_later returned.* over HTTP"):
             client.get(id)
@@ -262,7 +264,7 @@ def test_a_request_that_is_too_large_is_refused_at_once(client: Client) -> None:
         client.send_later(None, "x" * 2_000_000, "orders", SOON)
 
 
-def test_the_package_itself_offers_the_clients() -> None:
+def test_the_package_exports_the_clients() -> None:
     assert blackbox.Client is Client
     assert blackbox.AsyncClient is AsyncClient
     with pytest.raises(AttributeError, match="no attribute 'Clint'"):

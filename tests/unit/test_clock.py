@@ -7,7 +7,7 @@ import pytest
 from blackbox.records.clock import OUTDATED_S, Clock, ShardClock
 
 SOME_MS = 3
-"""What whole milliseconds cannot tell."""
+"""The error of whole milliseconds."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> HostTime:
     return host
 
 
-def test_before_redis_answered_the_host_is_right(host: HostTime) -> None:
+def test_before_the_first_answer_of_redis_the_host_clock_applies(host: HostTime) -> None:
     clock = Clock()
 
     assert (clock.earliest_ms(), clock.latest_ms(), clock.skew_ms()) == (1_000_000, 1_000_000, 0)
@@ -44,7 +44,7 @@ def test_the_earlier_clock_decides_what_is_due(host: HostTime, ahead_ms: int) ->
     assert clock.skew_ms() == ahead_ms
 
 
-def test_a_reading_of_redis_ages(host: HostTime) -> None:
+def test_a_reading_of_the_redis_clock_advances_with_time(host: HostTime) -> None:
     clock = Clock()
     clock.observe(1_000_500)
     host.pass_ms(2500)
@@ -63,7 +63,7 @@ def test_a_step_of_the_host_clock_makes_nothing_early(host: HostTime, step_ms: i
     assert clock.skew_ms() == -step_ms
 
 
-def test_the_latest_reading_counts(host: HostTime) -> None:
+def test_the_latest_reading_of_the_redis_clock_applies(host: HostTime) -> None:
     clock = Clock()
     clock.observe(1)
     clock.observe(1_000_000)
@@ -73,14 +73,14 @@ def test_the_latest_reading_counts(host: HostTime) -> None:
 
 @pytest.fixture
 def clock(host: HostTime) -> ShardClock:
-    """Of a shard, where Redis agrees with the host."""
+    """The clock of a shard; Redis agrees with the host."""
     clock = Clock()
     clock.observe(host.wall_ms)
     return ShardClock(clock)
 
 
 def stamp(clock: ShardClock, host: HostTime, ahead_ms: int, sent_ms: int, back_ms: int) -> None:
-    """A broker that is so much ahead stamps a receipt, which takes this long to it, and the answer back."""
+    """A broker that is this much ahead stamps a receipt; the receipt and the answer take these times."""
     sent_s = host.monotonic_s
     host.pass_ms(sent_ms)
     stamped_ms = host.wall_ms + ahead_ms
@@ -88,12 +88,12 @@ def stamp(clock: ShardClock, host: HostTime, ahead_ms: int, sent_ms: int, back_m
     clock.observe_kafka(stamped_ms, sent_s)
 
 
-def test_before_kafka_stamped_a_receipt_the_others_are_right(clock: ShardClock) -> None:
+def test_before_the_first_receipt_the_kafka_clock_does_not_apply(clock: ShardClock) -> None:
     assert (clock.earliest_ms(), clock.behind_ms(), clock.is_outdated()) == (1_000_000, 0, False)
 
 
 @pytest.mark.parametrize("behind_ms", [1, 90_000])
-def test_kafkas_clock_alone_keeps_what_is_not_due(
+def test_a_slow_kafka_clock_alone_delays_delivery(
     host: HostTime, clock: ShardClock, behind_ms: int
 ) -> None:
     stamp(clock, host, -behind_ms, 0, 0)
@@ -112,13 +112,15 @@ def test_a_clock_of_kafka_that_is_ahead_makes_nothing_early(
     assert clock.behind_ms() < 0
 
 
-def test_how_long_a_receipt_takes_makes_nothing_late(host: HostTime, clock: ShardClock) -> None:
+def test_a_slow_receipt_makes_no_message_late(host: HostTime, clock: ShardClock) -> None:
     for sent_ms, back_ms in [(900, 20), (4, 1000), (2, 2), (500, 0)]:
         stamp(clock, host, 0, sent_ms, back_ms)
         assert clock.earliest_ms() == pytest.approx(host.wall_ms, abs=SOME_MS)
 
 
-def test_the_quickest_receipt_tells_kafkas_clock_best(host: HostTime, clock: ShardClock) -> None:
+def test_the_quickest_receipt_gives_the_best_bound_of_the_kafka_clock(
+    host: HostTime, clock: ShardClock
+) -> None:
     for sent_ms in (50, 3, 700):
         stamp(clock, host, -90_000, sent_ms, 10)
 
@@ -128,7 +130,7 @@ def test_the_quickest_receipt_tells_kafkas_clock_best(host: HostTime, clock: Sha
 @pytest.mark.parametrize(
     ("before_ms", "after_ms"), [(0, -60_000), (-60_000, 0), (-60_000, -10_000)]
 )
-def test_a_clock_of_kafka_that_is_set_is_known_with_the_next_receipt(
+def test_the_next_receipt_shows_that_the_kafka_clock_was_set(
     host: HostTime, clock: ShardClock, before_ms: int, after_ms: int
 ) -> None:
     stamp(clock, host, before_ms, 2, 2)
@@ -137,7 +139,7 @@ def test_a_clock_of_kafka_that_is_set_is_known_with_the_next_receipt(
     assert clock.behind_ms() == pytest.approx(-after_ms - 2, abs=SOME_MS)
 
 
-def test_who_has_slept_learns_kafkas_clock_anew(host: HostTime, clock: ShardClock) -> None:
+def test_after_a_suspend_the_kafka_clock_is_read_again(host: HostTime, clock: ShardClock) -> None:
     stamp(clock, host, 0, 2, 2)
     host.wall_ms += 3_600_000
     clock._clock.observe(host.wall_ms)
@@ -153,7 +155,7 @@ def test_who_has_slept_learns_kafkas_clock_anew(host: HostTime, clock: ShardCloc
     assert not clock.is_outdated()
 
 
-def test_brokers_that_stamp_no_more_hold_nothing_back(host: HostTime, clock: ShardClock) -> None:
+def test_receipts_without_broker_time_remove_the_bound(host: HostTime, clock: ShardClock) -> None:
     stamp(clock, host, -90_000, 2, 2)
 
     clock.observe_kafka(None, host.monotonic_s)

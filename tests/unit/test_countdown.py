@@ -169,9 +169,7 @@ WHOLE_VALUES: list[tuple[str, bytes | None, Reason]] = [
 @pytest.mark.parametrize(
     ("value", "reason"), [row[1:] for row in WHOLE_VALUES], ids=[row[0] for row in WHOLE_VALUES]
 )
-def test_a_value_that_is_no_request_is_refused_with_its_reason(
-    value: bytes | None, reason: Reason
-) -> None:
+def test_an_invalid_value_is_refused_with_its_reason(value: bytes | None, reason: Reason) -> None:
     assert refused(value).reason is reason
 
 
@@ -257,7 +255,7 @@ def test_no_python_code_runs_for_each_element_of_a_long_value(
     assert len(calls) < 1000
 
 
-def test_a_long_value_that_is_no_json_is_refused_with_the_place_of_the_error() -> None:
+def test_a_long_value_with_bad_json_is_refused_with_the_position_of_the_error() -> None:
     invalid = refused(with_fields(f'"countdown": NaN, "message": [{filled("1")}]'))
 
     assert invalid.reason is Reason.NOT_JSON
@@ -329,12 +327,10 @@ def test_the_countdown_of_a_record_from_the_future_runs_from_now() -> None:
     assert parsed.due_ms == LATEST_MS + 90000
 
 
-def test_the_countdown_of_a_record_that_the_broker_stamped_runs_from_there_however_slow_our_clocks() -> (
-    None
-):
+def test_a_countdown_starts_at_the_timestamp_that_the_broker_set() -> None:
     ahead_ms = LATEST_MS + 3_600_000
     value = with_fields('"countdown": 60').encode()
-    for _ in range(2):  # the second time it is a usual one, which is read another way
+    for _ in range(2):  # the second time it is a known one, which is read by a faster path
         stamped = Record(7, ahead_ms, None, value, [], has_broker_time=True)
         asked = format.parse(stamped, LATEST_MS)
         assert isinstance(asked, Request)
@@ -373,21 +369,21 @@ def test_an_empty_key_is_not_a_missing_key() -> None:
         ([("CALLER_SERVICE", b"two\nlines")], None),
     ],
 )
-def test_the_first_caller_header_says_who_asked(headers: Headers, caller: str | None) -> None:
+def test_the_first_caller_header_names_the_caller(headers: Headers, caller: str | None) -> None:
     request = accepted(with_fields(""), headers)
 
     assert (request.caller, request.headers) == (caller, headers)
 
 
 @pytest.mark.parametrize("mark", ["blackbox-follows", "blackbox-again"])
-def test_a_delivered_message_has_no_header_of_who_asked_for_it_once_more(mark: str) -> None:
+def test_headers_of_follow_ups_and_renewals_are_not_delivered(mark: str) -> None:
     own: Headers = [("trace", b"1")]
     asked = accepted(with_fields(f'"at": {WRITTEN_MS}'), [*own, (mark, b"TB/0@3")])
     assert asked.headers == own
 
 
 @pytest.mark.parametrize("name", ["CALLER_SERVICE", "blackbox-id", "blackbox-x", "", "a\\n"])
-def test_a_header_that_is_the_requests_own_or_blackboxs_is_refused(name: str) -> None:
+def test_a_reserved_header_is_refused(name: str) -> None:
     value = with_fields(f'"headers": {{"a": "b", "{name}": "root"}}')
     refused = parse(value, [("CALLER_SERVICE", b"shop")])
     assert isinstance(refused, Invalid)
@@ -456,7 +452,7 @@ def test_a_string_is_delivered_as_its_utf8_bytes(message: str, layout: dict[str,
 
 
 @given(st.binary())
-def test_base64_is_delivered_as_the_bytes_it_stands_for(message: bytes) -> None:
+def test_base64_is_delivered_as_its_decoded_bytes(message: bytes) -> None:
     text = b64encode(message).decode()
 
     assert accepted(with_fields(f'"encoding": "base64", "message": "{text}"')).message == message
@@ -568,10 +564,10 @@ def test_a_cancel_with_a_field_twice_never_passes(again: str) -> None:
 
 
 @given(st.sampled_from(["id", "cancel", "topic", "countdown"]), json_values, json_values, st.data())
-def test_a_field_more_that_is_null_changes_nothing(
+def test_a_further_field_that_is_null_changes_nothing(
     name: str, held: Any, other: Any, data: st.DataObject
 ) -> None:
-    accepted(with_fields(""))  # its topic is a usual one from now on
+    accepted(with_fields(""))  # its topic is a known one from now on
     named = {"topic": "orders", "message": other, "countdown": 9, "id": "a"}
     asked = data.draw(st.sampled_from([named, {"id": "a", "cancel": True}])) | {name: held}
 
@@ -606,7 +602,7 @@ def test_a_due_time_is_never_before_the_request_nor_too_far(at: int, written_ms:
     st.datetimes(timezones=st.timezones())
     | st.datetimes(datetime(2025, 12, 1), datetime(2027, 3, 1), timezones=st.timezones())
 )
-def test_every_instant_of_rfc_3339_is_read_as_itself(at: datetime) -> None:
+def test_every_rfc_3339_instant_is_parsed_exactly(at: datetime) -> None:
     text = at.isoformat()
     parsed = parse(with_fields(f'"at": "{text}"'))
     at_ms = int(at.replace(microsecond=0).timestamp()) * 1000 + ceil(at.microsecond / 1000)

@@ -116,7 +116,7 @@ def stored_entry(client: Any, offset: int) -> Entry:
 # one tick
 
 
-def test_nothing_due_means_no_transaction(
+def test_without_due_requests_there_is_no_transaction(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     assert dispatch.tick(NOW_MS) == Dispatched()
@@ -128,7 +128,7 @@ def test_nothing_due_means_no_transaction(
     assert writer.calls == []
 
 
-def test_positions_are_checked_also_when_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
+def test_positions_are_checked_even_if_nothing_is_due(dispatch: Dispatch, client: Any) -> None:
     client.set(PREFIX + "receipts", 9)
 
     with pytest.raises(PositionsMoved):
@@ -156,7 +156,7 @@ def test_messages_are_flushed_before_the_receipt_and_removed_after_the_commit(
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_what_is_cancelled_after_it_was_read_is_not_delivered(
+def test_a_request_cancelled_after_it_was_read_is_not_delivered(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
     connections: redis.ConnectionPool, monkeypatch: pytest.MonkeyPatch, here: bool,
 ) -> None:  # fmt: skip
@@ -164,13 +164,13 @@ def test_what_is_cancelled_after_it_was_read_is_not_delivered(
     other = index if here else ShardIndex(SHARD, connections, grace_s=3600)
     unavailable = targets.unavailable
 
-    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+    def cancelled_in_between(topics: Iterable[str]) -> Mapping[str, Refusal]:
         other.load()
         store(other, 2, 3, {2: Cancel("a")})
         monkeypatch.setattr(targets, "unavailable", unavailable)
         return unavailable(topics)
 
-    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+    monkeypatch.setattr(targets, "unavailable", cancelled_in_between)
 
     dispatch.tick(NOW_MS)
 
@@ -178,7 +178,7 @@ def test_what_is_cancelled_after_it_was_read_is_not_delivered(
     assert writer.receipts[0].delivered == {"orders/0": [(1, 0)]}
 
 
-def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
+def test_a_batch_is_in_flight_from_its_first_record_to_its_commit(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -202,7 +202,7 @@ def test_from_the_first_record_to_the_commit_everybody_can_see_what_is_leaving(
     assert not inspector.is_in_flight(SHARD, 0)
 
 
-def test_what_came_too_late_to_replace_another_is_told_as_invalid_as_it_ended_nothing(
+def test_a_late_replacement_is_recorded_as_invalid(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     late = Invalid(Reason.TOO_LATE, "it was delivered")
@@ -213,7 +213,7 @@ def test_what_came_too_late_to_replace_another_is_told_as_invalid_as_it_ended_no
     assert (writer.receipts[0].invalid, writer.receipts[0].dead) == ([0], [])
 
 
-def test_a_tick_delivers_what_is_due_and_says_so(
+def test_a_tick_delivers_due_requests_and_reports_them(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to(due_ms=NOW_MS - 3), to(due_ms=NOW_MS + 1), to("bills", due_ms=NOW_MS))
@@ -276,7 +276,7 @@ def in_doubt(index: ShardIndex, *offsets: int, outcome: str = "delivered") -> No
     index.mark_doubtful({o: Claim(o, outcome, "elsewhere/0", 7, "") for o in offsets})
 
 
-def test_what_is_in_doubt_and_was_delivered_is_told_and_not_sent(
+def test_a_doubtful_request_that_was_delivered_is_recorded_and_not_sent(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, client: Any
 ) -> None:
     pend(to(caller_id="a"), to())
@@ -289,7 +289,7 @@ def test_what_is_in_doubt_and_was_delivered_is_told_and_not_sent(
     assert (held(client).due, held(client).holders, index.doubtful) == ([], {}, {})
 
 
-def test_a_dead_letter_in_doubt_is_told_as_what_it_was(
+def test_a_doubtful_dead_letter_is_recorded_with_its_outcome(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex
 ) -> None:
     pend(to())
@@ -301,7 +301,7 @@ def test_a_dead_letter_in_doubt_is_told_as_what_it_was(
     assert (told.expired, told.letters, told.delivered) == ([0], {"elsewhere/0": [(0, 7)]}, {})
 
 
-def test_what_is_in_doubt_and_was_not_delivered_is_sent_at_once(
+def test_a_doubtful_request_that_was_not_delivered_is_sent_at_once(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, journal: FakeJournal
 ) -> None:
     pend(to())
@@ -314,7 +314,7 @@ def test_what_is_in_doubt_and_was_not_delivered_is_sent_at_once(
     assert index.doubtful == {}
 
 
-def test_what_nobody_can_read_yet_waits_and_says_why_while_others_go_on(
+def test_a_doubtful_request_waits_with_a_reason_and_others_are_delivered(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, index: ShardIndex, journal: FakeJournal,
     client: Any,
 ) -> None:  # fmt: skip
@@ -334,7 +334,7 @@ def test_what_nobody_can_read_yet_waits_and_says_why_while_others_go_on(
     assert held(client).due == []
 
 
-def test_what_is_in_doubt_is_looked_at_seldom(
+def test_a_doubtful_request_is_checked_with_growing_delays(
     dispatch: Dispatch, pend: Pend, index: ShardIndex, journal: FakeJournal
 ) -> None:
     pend(to())
@@ -354,7 +354,7 @@ def test_a_delivery_frees_its_caller_id(dispatch: Dispatch, pend: Pend, client: 
     assert held(client).holders == {"b": 1}
 
 
-def test_a_full_batch_asks_for_another_look_at_once(
+def test_a_full_batch_is_followed_by_the_next_at_once(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(*(to() for _ in range(7)))
@@ -368,7 +368,7 @@ def test_a_full_batch_asks_for_another_look_at_once(
     assert max(len(list(receipt.removals())) for receipt in writer.receipts) == 3
 
 
-def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
+def test_a_request_stored_during_a_batch_does_not_wait_for_the_next_poll(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to(), to(), to())
@@ -385,7 +385,7 @@ def test_what_came_in_while_a_batch_was_out_is_not_left_until_the_next_poll(
 # what cannot be delivered
 
 
-def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_ones(
+def test_a_message_its_topic_would_refuse_is_dead_lettered_after_the_others(
     pend: Pend, make: Make, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
@@ -405,7 +405,7 @@ def test_what_a_strict_topic_would_refuse_becomes_a_dead_letter_behind_the_good_
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
-def test_without_a_backlog_such_a_dead_letter_is_written_at_once(
+def test_without_a_backlog_a_message_its_topic_would_refuse_is_dead_lettered_at_once(
     pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
@@ -418,7 +418,7 @@ def test_without_a_backlog_such_a_dead_letter_is_written_at_once(
     assert told(letter(writer, 0))[0] == Reason.REFUSED
 
 
-def test_what_goes_alone_to_a_strict_topic_becomes_a_dead_letter_too(
+def test_a_message_sent_alone_that_its_topic_would_refuse_is_dead_lettered(
     pend: Pend, dispatch: Dispatch, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
@@ -447,7 +447,7 @@ def test_a_message_the_client_refuses_becomes_a_dead_letter_in_the_same_transact
     assert (held(client).due, held(client).holders) == ([], {})
 
 
-def test_which_record_promotion_wrote_is_forgotten_when_the_request_ends(
+def test_the_record_of_a_promotion_is_forgotten_when_the_request_ends(
     dispatch: Dispatch, index: ShardIndex
 ) -> None:
     store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
@@ -459,7 +459,7 @@ def test_which_record_promotion_wrote_is_forgotten_when_the_request_ends(
     assert index.moved([0, 1]) == {1: 3}
 
 
-def test_an_invalid_request_becomes_a_dead_letter_that_is_its_record(
+def test_the_dead_letter_of_an_invalid_request_is_its_record(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
     original = Record(0, NOW_MS, b"\xffk", b"{not json", [("h", b"\xfe"), ("i", None)])
@@ -501,7 +501,7 @@ def test_a_dead_letter_too_large_for_its_topic_is_sent_without_its_value(
     assert writer.receipts[0].letters == {f"{LETTERS}/0": [(0, 0)]}
 
 
-def test_a_dead_letter_that_no_form_can_be_sent_of_is_a_doubt(
+def test_a_dead_letter_that_the_client_refuses_in_every_form_requires_recovery(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(invalid())
@@ -513,7 +513,7 @@ def test_a_dead_letter_that_no_form_can_be_sent_of_is_a_doubt(
     assert held(client).offsets() == [0]
 
 
-def test_dead_letters_stay_pending_while_their_topic_cannot_take_them(
+def test_dead_letters_are_parked_while_their_topic_is_missing(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(invalid(), to())
@@ -526,16 +526,16 @@ def test_dead_letters_stay_pending_while_their_topic_cannot_take_them(
     [(score, offset)] = held(client).due
     assert (band_at(score), offset) == (band_of(parking.LETTERS), 0)
     for second in range(10):
-        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is touched no more"
+        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is not touched again"
     targets.refusals.clear()
     dispatch.tick(NOW_MS + 10_000)
     assert told(letter(writer, 0)) == ("not-json", "no JSON")
 
 
-# targets that may come back
+# targets that may recover
 
 
-def test_a_missing_target_is_tried_again_with_growing_waits_then_given_up(
+def test_a_missing_target_is_retried_with_growing_delays_and_then_dead_lettered(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(to(caller_id="a"))
@@ -558,7 +558,7 @@ def test_a_missing_target_is_tried_again_with_growing_waits_then_given_up(
     assert held(client).holders == {}
 
 
-def test_a_target_that_came_back_gets_its_message_with_its_first_due_time(
+def test_a_message_for_a_restored_target_keeps_its_due_time(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     pend(to())
@@ -590,7 +590,7 @@ def test_an_unreachable_target_is_never_given_up(
     assert held(client).due == [(NOW_MS + 1000, 0)]
 
 
-def test_a_dead_letter_that_waits_keeps_the_reason_that_it_will_tell(
+def test_a_parked_dead_letter_keeps_its_reason(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
     pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago"))
@@ -602,7 +602,7 @@ def test_a_dead_letter_that_waits_keeps_the_reason_that_it_will_tell(
     assert (stored.waits, stored.detail) == (1, "due 9 ms ago")
 
 
-def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
+def test_a_paused_target_receives_nothing_and_does_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
     pend(to(), to("bills"))
@@ -616,7 +616,7 @@ def test_what_is_paused_gets_nothing_and_does_not_hold_up_the_rest(
     assert [o.topic for o in writer.committed] == ["bills", "orders"]
 
 
-def test_what_waits_for_its_target_is_touched_no_more_until_that_is_there(
+def test_a_parked_request_is_not_touched_until_its_target_accepts_messages(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, index: ShardIndex, client: Any
 ) -> None:
     pend(*(to() for _ in range(5)), to(due_ms=NOW_MS + 9))
@@ -632,7 +632,7 @@ def test_what_waits_for_its_target_is_touched_no_more_until_that_is_there(
 
 
 @pytest.mark.parametrize("is_opened_anew", [False, True])
-def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_for_it(
+def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any,
     is_opened_anew: bool,
 ) -> None:  # fmt: skip
@@ -650,7 +650,7 @@ def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_
     pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 15))
 
     first = dispatch.tick(NOW_MS + 20)
-    assert first.is_full, "more may come out at once"
+    assert first.is_full, "more may be delivered at once"
     assert writer.sent_to("bills") == [6]
     for _ in range(9):
         dispatch.tick(NOW_MS + 20)
@@ -660,7 +660,7 @@ def test_what_waited_comes_out_in_the_order_of_due_times_and_others_do_not_wait_
     assert held(client).due == []
 
 
-def test_what_waits_in_its_turn_behind_a_backlog_says_so(
+def test_a_request_parked_behind_a_backlog_says_so(
     make: Make, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
     pend(*(to() for _ in range(5)))
@@ -674,7 +674,7 @@ def test_what_waits_in_its_turn_behind_a_backlog_says_so(
     assert stored_entry(client, 5).detail == QUEUED
 
 
-def test_a_resumed_target_catches_up_with_a_load_of_its_own(
+def test_a_resumed_target_catches_up_under_its_own_load(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
@@ -690,7 +690,7 @@ def test_a_resumed_target_catches_up_with_a_load_of_its_own(
     assert writer.sent_to("orders") == sorted(writer.sent_to("orders"))
 
 
-def test_a_resumed_target_does_not_wait_for_the_end_of_a_load_for_others(
+def test_a_resumed_target_catches_up_under_a_load_for_others(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
@@ -707,7 +707,7 @@ def test_a_resumed_target_does_not_wait_for_the_end_of_a_load_for_others(
     assert writer.sent_to("orders") == list(range(40))
 
 
-def test_a_target_that_is_paused_again_takes_no_turn_of_others(
+def test_a_target_that_is_paused_again_does_not_delay_others(
     make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
     shared = SharedState(connections)
@@ -726,7 +726,7 @@ def test_a_target_that_is_paused_again_takes_no_turn_of_others(
     assert writer.sent_to("bills") == list(range(20, 40))
 
 
-def test_a_leader_that_goes_between_two_looks_takes_no_turn_of_others(
+def test_a_target_that_loses_its_leader_again_does_not_delay_others(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
     away = Reason.UNREACHABLE, "no leader"
@@ -749,7 +749,7 @@ def test_a_leader_that_goes_between_two_looks_takes_no_turn_of_others(
     assert writer.sent_to("bills") == list(range(20, 40))
 
 
-def test_what_comes_with_the_last_of_a_backlog_is_not_parked_behind_it(
+def test_a_request_due_with_the_last_of_a_backlog_is_not_parked_behind_it(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
@@ -762,7 +762,7 @@ def test_what_comes_with_the_last_of_a_backlog_is_not_parked_behind_it(
     assert writer.sent_to("orders") == [0, 1]
 
 
-def test_at_least_once_what_is_put_off_is_not_overtaken_by_what_was_read_ahead(
+def test_at_least_once_postponed_requests_are_not_overtaken_by_the_batch_read_ahead(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
     writer.exactly_once = False
@@ -784,7 +784,7 @@ def test_at_least_once_what_is_put_off_is_not_overtaken_by_what_was_read_ahead(
     assert writer.sent_to("orders") == list(range(8))
 
 
-def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
+def test_a_batch_read_ahead_does_not_overtake_requests_that_the_previous_one_parks(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
@@ -802,7 +802,7 @@ def test_a_batch_read_ahead_does_not_overtake_what_the_one_before_parks(
     assert writer.sent_to("orders") == list(range(1, 11))
 
 
-def test_two_targets_of_one_place_are_not_parked_by_batches_that_follow_each_other(
+def test_consecutive_batches_do_not_park_two_targets_in_one_band(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
@@ -833,7 +833,7 @@ def test_a_parked_request_whose_outcome_is_unknown_becomes_a_dead_letter_at_once
     assert writer.sent_to(LETTERS) == [0]
 
 
-def test_what_was_in_flight_when_a_target_lost_its_leader_comes_out_first(
+def test_requests_in_flight_when_a_target_lost_its_leader_are_delivered_first(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, connections: Any
 ) -> None:
     pend(*(to(due_ms=NOW_MS + number) for number in range(8)))
@@ -852,7 +852,7 @@ def test_what_was_in_flight_when_a_target_lost_its_leader_comes_out_first(
     assert writer.sent_to("orders") == list(range(8))
 
 
-def test_who_takes_a_shard_over_leaves_what_is_paused_alone(
+def test_the_next_owner_does_not_touch_parked_requests(
     make: Make, pend: Pend, client: Any, connections: redis.ConnectionPool
 ) -> None:
     pend(*(to() for _ in range(5)))
@@ -865,11 +865,11 @@ def test_who_takes_a_shard_over_leaves_what_is_paused_alone(
         assert later.tick(NOW_MS + number).retried == 0
     assert held(client) == parked
     shared.resume("orders", [SHARD])
-    assert later.tick(NOW_MS + 9).is_full, "it looks again at once"
+    assert later.tick(NOW_MS + 9).is_full, "the next tick follows at once"
     assert later.tick(NOW_MS + 9).due_ms == [NOW_MS] * 5
 
 
-def test_a_backlog_that_comes_out_takes_no_turn_of_what_is_due_for_others(
+def test_parked_requests_do_not_reduce_the_batches_of_other_targets(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     pend(*(to() for _ in range(20)))
@@ -885,7 +885,7 @@ def test_a_backlog_that_comes_out_takes_no_turn_of_what_is_due_for_others(
         assert writer.sent_to("orders") == list(range(4 * number))
 
 
-def test_what_ends_by_itself_ends_while_its_target_is_away(
+def test_a_request_expires_while_its_target_is_unavailable(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(to()._replace(expires_ms=NOW_MS + 500))
@@ -896,7 +896,7 @@ def test_what_ends_by_itself_ends_while_its_target_is_away(
     assert letter(writer, 0) is not None
 
 
-def test_two_targets_of_one_place_wait_apart(
+def test_two_targets_with_the_same_band_wait_separately(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
@@ -911,7 +911,7 @@ def test_two_targets_of_one_place_wait_apart(
     assert [o.topic for o in writer.committed] == ["bills", "orders"]
 
 
-def test_a_parked_request_whose_payload_is_gone_is_read_again(
+def test_the_lost_payload_of_a_parked_request_is_read_from_kafka(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any,
     journal: FakeJournal,
 ) -> None:  # fmt: skip
@@ -928,14 +928,16 @@ def test_a_parked_request_whose_payload_is_gone_is_read_again(
     assert [o.value for o in writer.committed] == [b"read again", b"read again"]
 
 
-def test_letters_that_wait_come_out_after_a_restart_and_their_payloads_outlive_any_wait(
+def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_restart(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any
 ) -> None:
     pend(invalid(), to("bills"))
     targets.refusals = {LETTERS: UNKNOWN, "bills": (Reason.UNREACHABLE, "no leader")}
     dispatch = make()
     dispatch.tick(NOW_MS)
-    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400, "read again, it would be let in"
+    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400, (
+        "a record read again would be admitted"
+    )
 
     dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     dispatch.index.load()
@@ -949,7 +951,7 @@ def test_letters_that_wait_come_out_after_a_restart_and_their_payloads_outlive_a
     assert [o.topic for o in writer.committed] == [LETTERS]
 
 
-def test_a_letter_that_shares_its_place_is_written_again_every_quarter_of_an_hour_only(
+def test_a_dead_letter_in_a_shared_band_is_rewritten_every_15_minutes_only(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
     other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of(parking.LETTERS))
@@ -971,7 +973,7 @@ def test_a_letter_that_shares_its_place_is_written_again_every_quarter_of_an_hou
 
 
 class NoPace:
-    """Rules, and no rate among them."""
+    """Rules without any rate."""
 
     def limited(self) -> list[str]:
         return []
@@ -983,7 +985,7 @@ class NoPace:
         raise AssertionError(target)
 
 
-def test_where_rules_judge_receipts_tell_what_was_read_also_while_nothing_is_due(
+def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     dispatch = make(pace=NoPace())
@@ -1012,7 +1014,7 @@ class FullPace:
         raise IndexFull("OOM")
 
 
-def test_a_rate_that_cannot_be_counted_holds_nothing_up(
+def test_a_rate_that_redis_cannot_count_delays_no_message(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to(), to("bills"))
@@ -1022,7 +1024,7 @@ def test_a_rate_that_cannot_be_counted_holds_nothing_up(
     assert sorted(o.topic for o in writer.committed) == ["bills", "orders"]
 
 
-def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
+def test_a_batch_repeated_after_a_failed_commit_uses_no_more_of_the_rate(
     make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, client: Any,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -1041,7 +1043,7 @@ def test_what_is_read_again_after_a_doubt_takes_no_more_of_a_rate(
     assert last_ms <= NOW_MS + 32_000
 
 
-def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
+def test_new_due_requests_do_not_overtake_a_backlog_under_a_rate(
     make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path
 ) -> None:
     rules = tmp_path / "callers.toml"
@@ -1057,30 +1059,30 @@ def test_a_backlog_under_a_rate_is_not_overtaken_by_what_comes_due_anew(
 
     order = [one.offset for one in writer.committed]
     assert len(order) == 40 + arriving
-    assert order[10:40] == list(range(10, 40))  # the first ten went while nobody else waited
+    assert order[10:40] == list(range(10, 40))  # the first ten were sent while no others waited
     assert max(abs(place - offset) for place, offset in enumerate(order)) <= 10
 
 
-def test_when_all_of_a_batch_was_cancelled_nothing_is_said_to_leave(
+def test_a_batch_whose_requests_are_all_cancelled_is_never_in_flight(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
     connections: redis.ConnectionPool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     pend(to(caller_id="a"))
     unavailable = targets.unavailable
 
-    def cancelled_meanwhile(topics: Iterable[str]) -> Mapping[str, Refusal]:
+    def cancelled_in_between(topics: Iterable[str]) -> Mapping[str, Refusal]:
         store(index, 1, 2, {1: Cancel("a")})
         monkeypatch.setattr(targets, "unavailable", unavailable)
         return unavailable(topics)
 
-    monkeypatch.setattr(targets, "unavailable", cancelled_meanwhile)
+    monkeypatch.setattr(targets, "unavailable", cancelled_in_between)
     dispatch.tick(NOW_MS)
 
     assert writer.calls == []
     assert not Inspector(connections).is_in_flight(SHARD, 0)
 
 
-def test_a_thousand_requests_without_a_target_do_not_hold_up_the_others(
+def test_a_thousand_requests_without_a_target_do_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(*(to("gone", due_ms=NOW_MS - 1) for _ in range(1000)), to())
@@ -1115,7 +1117,7 @@ def test_the_only_suspect_of_a_refused_transaction_becomes_a_dead_letter(
     assert held(client).holders == {}
 
 
-def test_several_suspects_are_tried_alone_and_the_rest_goes_out_without_them(
+def test_several_suspects_are_sent_alone_and_the_rest_without_them(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to(), to("strict"), to("strict"))
@@ -1133,10 +1135,10 @@ def test_several_suspects_are_tried_alone_and_the_rest_goes_out_without_them(
     assert [list(receipt.removals()) for receipt in writer.receipts[-2:]] == [[1], [2]]
 
 
-def test_what_a_topic_takes_but_not_in_one_batch_goes_in_parts_of_one_transaction(
+def test_messages_too_large_for_one_batch_are_sent_in_parts_of_one_transaction(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
-    """A broker compares max.message.bytes with a whole record batch."""
+    """A broker compares max.message.bytes with a complete record batch."""
     pend(*(to("strict") for _ in range(10)), to())
     one = batch_bytes(next(deliveries(SHARD, {0: to("strict")})))
     targets.strict["strict"] = Limits(needs_key=False, most_bytes=3 * one)
@@ -1149,10 +1151,10 @@ def test_what_a_topic_takes_but_not_in_one_batch_goes_in_parts_of_one_transactio
     assert writer.calls.count("flush") == 4
 
 
-def test_a_topic_that_refuses_a_batch_gets_one_record_after_the_other(
+def test_a_topic_that_refuses_a_batch_receives_records_one_by_one(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
-    """Its limits are not known, or changed a moment ago."""
+    """Its limits are unknown, or have just changed."""
     pend(to(), *(to("strict") for _ in range(5)))
     writer.most_together["strict"] = 1
 
@@ -1166,7 +1168,7 @@ def test_a_topic_that_refuses_a_batch_gets_one_record_after_the_other(
     assert did.dead == {}
 
 
-def test_of_many_parts_some_wait_and_others_of_the_shard_do_not(
+def test_the_parts_of_a_transaction_are_limited_and_do_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(*(to("strict") for _ in range(MOST_PARTS + 11)), to())
@@ -1182,7 +1184,7 @@ def test_of_many_parts_some_wait_and_others_of_the_shard_do_not(
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_of_what_goes_one_by_one_only_what_is_too_large_becomes_a_dead_letter(
+def test_of_messages_sent_one_by_one_only_the_too_large_one_is_dead_lettered(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, exactly_once: bool
 ) -> None:
     writer.exactly_once = exactly_once
@@ -1204,7 +1206,7 @@ def test_of_what_goes_one_by_one_only_what_is_too_large_becomes_a_dead_letter(
     assert writer.sent_to(LETTERS) == [3]
 
 
-def test_dead_letters_too_go_in_parts_that_their_topic_takes(
+def test_dead_letters_are_sent_in_parts_that_their_topic_accepts(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     pend(*(invalid() for _ in range(9)))
@@ -1217,7 +1219,7 @@ def test_dead_letters_too_go_in_parts_that_their_topic_takes(
     assert did.dead == {"not-json": 9}
 
 
-def test_a_dead_letter_that_fits_its_topic_in_no_form_is_sent_in_none_and_tried_a_minute_later(
+def test_a_dead_letter_too_large_in_every_form_is_retried_a_minute_later(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -1238,7 +1240,7 @@ def test_a_dead_letter_that_fits_its_topic_in_no_form_is_sent_in_none_and_tried_
     assert writer.sent_to(LETTERS) == [0, 1, 3]
 
 
-def test_where_no_dead_letter_fits_there_is_no_transaction_and_nothing_seems_to_leave(
+def test_if_no_dead_letter_fits_there_is_no_transaction_and_nothing_in_flight(
     dispatch: Dispatch,
     pend: Pend,
     writer: FakeWriter,
@@ -1257,10 +1259,10 @@ def test_where_no_dead_letter_fits_there_is_no_transaction_and_nothing_seems_to_
     assert not Inspector(connections).is_in_flight(SHARD, 0)
 
 
-def test_a_letter_that_does_not_fit_is_kept_while_it_waits(
+def test_the_payload_of_a_dead_letter_that_does_not_fit_is_kept(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
-    """Its payload alone says that it is one: read again from Kafka, it would be let in."""
+    """Only its payload shows that it is one: a record read again from Kafka would be admitted."""
     pend(invalid())
     targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=100)
     for minute in range(3):
@@ -1269,7 +1271,7 @@ def test_a_letter_that_does_not_fit_is_kept_while_it_waits(
         assert client.ttl(f"{PREFIX}msg:{0:016x}") >= GRACE_S
 
 
-def test_a_letter_whose_larger_forms_fit_only_is_sent(
+def test_a_dead_letter_is_sent_if_only_its_larger_forms_are_accepted(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     pend(invalid())
@@ -1278,7 +1280,7 @@ def test_a_letter_whose_larger_forms_fit_only_is_sent(
     assert letter(writer, 0).value == b"{"
 
 
-def test_letters_stay_aside_while_their_topic_is_paused(
+def test_dead_letters_are_parked_while_their_topic_is_paused(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool
 ) -> None:
     pend(*(invalid() for _ in range(3)))
@@ -1293,7 +1295,7 @@ def test_letters_stay_aside_while_their_topic_is_paused(
     assert writer.sent_to(LETTERS) == [0, 1, 2]
 
 
-def test_a_letter_of_a_record_without_a_timestamp_waits_and_comes_out(
+def test_the_dead_letter_of_a_record_without_timestamp_is_parked_and_delivered(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     pend(invalid()._replace(due_ms=-1))
@@ -1320,7 +1322,7 @@ def test_parts_end_before_the_transaction_times_out(
     assert writer.sent_to("strict") == list(range(int(PARTS_S) + 1))
 
 
-def test_what_a_tick_did_before_something_was_refused_is_not_forgotten(
+def test_a_tick_reports_its_deliveries_before_a_refusal(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to(), to("strict")._replace(alone=True))
@@ -1332,7 +1334,7 @@ def test_what_a_tick_did_before_something_was_refused_is_not_forgotten(
     assert (dispatch.done.due_ms, dispatch.done.pending) == ([NOW_MS], 2)
 
 
-def test_a_suspect_refused_alone_becomes_a_dead_letter(
+def test_a_suspect_that_is_refused_alone_is_dead_lettered(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to("strict"), to("strict"))
@@ -1349,7 +1351,7 @@ def test_a_suspect_refused_alone_becomes_a_dead_letter(
     assert writer.sent_to("strict") == []
 
 
-def test_few_suspects_are_tried_per_tick(
+def test_the_number_of_suspects_per_tick_is_limited(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(*(to(alone=True) for _ in range(ALONE_PER_TICK + 2)))
@@ -1361,7 +1363,7 @@ def test_few_suspects_are_tried_per_tick(
     assert [due_ms > NOW_MS for due_ms, _ in held(client).due] == [True, True]
 
 
-def test_a_suspect_whose_target_may_come_back_is_tried_again_later(
+def test_a_suspect_whose_target_may_recover_is_postponed(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to("strict"), to())
@@ -1374,7 +1376,7 @@ def test_a_suspect_whose_target_may_come_back_is_tried_again_later(
     assert stored_entry(client, 0).attempts == 1
 
 
-def test_a_message_that_the_broker_never_takes_stops_no_other_one_and_becomes_a_dead_letter(
+def test_a_message_that_the_broker_always_refuses_becomes_a_dead_letter(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to("odd"), to())
@@ -1394,7 +1396,7 @@ def test_a_message_that_the_broker_never_takes_stops_no_other_one_and_becomes_a_
     assert refusals == 6
 
 
-def test_a_message_that_the_broker_never_takes_takes_no_other_of_its_batch_with_it(
+def test_a_message_that_the_broker_always_refuses_does_not_block_its_batch(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(to()._replace(message=b"odd"), to(), to())
@@ -1411,7 +1413,7 @@ def test_a_message_that_the_broker_never_takes_takes_no_other_of_its_batch_with_
     assert writer.sent_to(LETTERS) == [0]
 
 
-def test_a_dead_letter_that_the_broker_never_takes_gets_smaller_in_the_end(
+def test_a_dead_letter_that_the_broker_always_refuses_is_sent_in_a_smaller_form(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(invalid())
@@ -1429,7 +1431,7 @@ LARGE = record(0, b"{" * (MOST_REFUSED_BYTES + 1))
 NO_JSON = Invalid(Reason.NOT_JSON, "no JSON")
 
 
-def test_what_is_refused_and_large_is_not_kept_in_redis_and_is_whole_in_its_dead_letter(
+def test_a_large_invalid_record_is_complete_in_its_dead_letter_and_not_in_redis(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
 ) -> None:
     pend(refused_entry(LARGE, NO_JSON, NOW_MS))
@@ -1443,7 +1445,7 @@ def test_what_is_refused_and_large_is_not_kept_in_redis_and_is_whole_in_its_dead
     assert told(letter(writer, 0)) == (Reason.NOT_JSON, "no JSON")
 
 
-def test_a_large_record_that_bears_blackboxs_own_header_is_a_dead_letter_as_it_stands(
+def test_a_large_record_with_a_forged_header_is_dead_lettered_unchanged(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
     forged = LARGE._replace(headers=[*LARGE.headers, ("blackbox-carried", b"mine")])
@@ -1455,7 +1457,7 @@ def test_a_large_record_that_bears_blackboxs_own_header_is_a_dead_letter_as_it_s
     assert letter(writer, 0).value == LARGE.value
 
 
-def test_a_dead_letter_says_when_nobody_has_what_was_refused_any_more(
+def test_a_dead_letter_says_if_its_record_is_gone(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
     pend(refused_entry(LARGE, NO_JSON, NOW_MS))
@@ -1466,7 +1468,7 @@ def test_a_dead_letter_says_when_nobody_has_what_was_refused_any_more(
     assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
 
 
-def test_large_records_are_read_for_some_dead_letters_at_a_time_and_before_the_transaction(
+def test_large_records_are_read_before_the_transaction_up_to_a_limit(
     dispatch: Dispatch,
     pend: Pend,
     writer: FakeWriter,
@@ -1497,14 +1499,14 @@ def test_large_records_are_read_for_some_dead_letters_at_a_time_and_before_the_t
     assert held(client).due == []
 
 
-def test_a_dead_letter_is_written_in_the_largest_form_that_its_topic_takes(
+def test_a_dead_letter_has_the_largest_form_that_its_topic_accepts(
     dispatch: Dispatch,
     pend: Pend,
     writer: FakeWriter,
     targets: FakeTargets,
     journal: FakeJournal,
 ) -> None:
-    """The broker's refusal would cost the others of the batch their transaction."""
+    """A refusal by the broker would abort the transaction of the whole batch."""
     pend(refused_entry(LARGE, NO_JSON, NOW_MS), refused_entry(LARGE, NO_JSON, NOW_MS))
     journal.request_records[:] = [LARGE, LARGE._replace(offset=1, value=b"{" * 100_000)]
     targets.strict[LETTERS] = Limits(needs_key=False, most_bytes=2000)
@@ -1516,7 +1518,7 @@ def test_a_dead_letter_is_written_in_the_largest_form_that_its_topic_takes(
     assert "value of 100000 bytes left out" in str(told(letter(writer, 1))[1])
 
 
-def test_large_records_wait_like_others_while_the_dead_letter_topic_is_missing(
+def test_dead_letters_of_large_records_are_parked_while_their_topic_is_missing(
     dispatch: Dispatch, index: ShardIndex, targets: FakeTargets, client: Any
 ) -> None:
     places = [n * 2 * MOST_LETTER_SPAN for n in range(3)]
@@ -1528,10 +1530,10 @@ def test_large_records_wait_like_others_while_the_dead_letter_topic_is_missing(
     assert {band_at(score) for score, _ in held(client).due} == {band_of(parking.LETTERS)}
 
 
-def test_a_request_that_was_read_again_with_a_later_due_time_holds_up_nobody(
+def test_a_request_reread_with_a_later_due_time_does_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
 ) -> None:
-    """Its caller's timestamp lies ahead, and only when it was read at first a clock capped it."""
+    """Its caller's timestamp is ahead, and was capped by a clock only at the first read."""
     pend(to(), to())
     journal.request_records[0] = record(0, b"record 0", NOW_MS + 3_000_000)
     client.set(PREFIX + "msg:" + f"{0:016x}", b"no entry")
@@ -1543,14 +1545,14 @@ def test_a_request_that_was_read_again_with_a_later_due_time_holds_up_nobody(
     assert writer.not_before_ms == NOW_MS
 
 
-def test_large_records_that_lie_far_apart_are_read_one_at_a_time(
+def test_large_records_with_distant_offsets_are_read_one_at_a_time(
     dispatch: Dispatch,
     index: ShardIndex,
     writer: FakeWriter,
     journal: FakeJournal,
     client: Any,
 ) -> None:
-    """A thousand reads before a transaction would hold up the good messages in it."""
+    """A thousand reads before a transaction would delay the other messages in it."""
     places = [0, MOST_LETTER_SPAN, MOST_LETTER_SPAN + 1, 3 * MOST_LETTER_SPAN]
     entry = refused_entry(LARGE, NO_JSON, NOW_MS)
     good = places[-1] + 1
@@ -1568,7 +1570,7 @@ def test_large_records_that_lie_far_apart_are_read_one_at_a_time(
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_a_dead_letter_the_broker_refuses_gets_smaller_until_it_is_taken(
+def test_a_dead_letter_is_made_smaller_until_the_broker_accepts_it(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, count: int, exactly_once: bool
 ) -> None:
     writer.exactly_once = exactly_once
@@ -1592,7 +1594,7 @@ def test_a_dead_letter_the_broker_refuses_gets_smaller_until_it_is_taken(
         assert "too-large" in str(detail)
 
 
-def test_a_dead_letter_that_got_smaller_frees_the_caller_id_of_its_request(
+def test_a_shortened_dead_letter_frees_the_caller_id_of_its_request(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to("huge", caller_id="a"))
@@ -1607,7 +1609,7 @@ def test_a_dead_letter_that_got_smaller_frees_the_caller_id_of_its_request(
     assert held(client).holders == {}
 
 
-def test_what_recurs_goes_on_behind_a_dead_letter_that_got_smaller(
+def test_a_recurring_request_continues_after_a_shortened_dead_letter(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to("huge", caller_id="a", recurs="every 60000"))
@@ -1647,7 +1649,7 @@ def test_a_dead_letter_keeps_its_reason_while_the_broker_cannot_take_it(
 # at-least-once
 
 
-def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
+def test_at_least_once_delivers_what_kafka_accepts_and_postpones_the_rest(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:
     writer.exactly_once = False
@@ -1663,12 +1665,12 @@ def test_at_least_once_delivers_what_it_can_and_puts_the_rest_off(
     assert targets.strict["strict"].one_by_one
 
 
-# doubts
+# failures that require recovery
 
 
 @pytest.mark.parametrize("step", ["begin", "send orders@0", "flush", "commit"])
 @pytest.mark.parametrize("doubt", [Fenced("fenced"), JournalLost("lost")], ids=["fenced", "lost"])
-def test_a_doubt_before_the_commit_is_known_leaves_the_index_alone(
+def test_a_failure_before_the_commit_is_known_changes_no_entry(
     dispatch: Dispatch,
     pend: Pend,
     writer: FakeWriter,
@@ -1687,7 +1689,7 @@ def test_a_doubt_before_the_commit_is_known_leaves_the_index_alone(
     assert writer.receipts == []
 
 
-def test_what_kafka_stamps_as_too_early_stays_pending_and_comes_when_it_is_due(
+def test_a_transaction_stamped_too_early_is_repeated_when_it_is_due(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to(), to())
@@ -1742,7 +1744,7 @@ def test_a_lost_payload_is_read_again_from_its_record(
     assert "TB/3@1: no payload in Redis; reading it again" in caplog.text
 
 
-def test_a_payload_that_cannot_be_read_is_read_again_from_its_record_too(
+def test_a_damaged_payload_is_read_from_its_record(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(to(), to())
@@ -1766,7 +1768,7 @@ def test_a_request_cancelled_after_it_was_read_ahead_is_not_delivered(
     assert [o.offset for o in writer.committed] == [0, 1, 3]
 
 
-def test_in_a_backlog_a_request_that_was_due_earlier_waits_for_two_batches_at_most(
+def test_in_a_backlog_a_new_request_with_an_earlier_due_time_waits_for_two_batches(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     dispatch = make(batch_limit=2)
@@ -1797,10 +1799,10 @@ def test_a_payload_lost_together_with_its_record_becomes_a_dead_letter(
     assert held(client).due == []
 
 
-# what is put off
+# postponed requests
 
 
-def test_what_is_put_off_costs_no_more_round_trips_beside_good_messages(
+def test_postponing_requests_costs_no_extra_round_trips(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, index: ShardIndex, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -1814,7 +1816,7 @@ def test_what_is_put_off_costs_no_more_round_trips_beside_good_messages(
     assert (did.retried, did.due_ms, did.next_due_ms) == (2, [NOW_MS], NOW_MS + 1000)
 
 
-def test_what_is_being_put_off_is_not_read_ahead_again(
+def test_requests_being_postponed_are_not_read_ahead(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
     dispatch.batch_limit = 3
@@ -1831,7 +1833,7 @@ def test_what_is_being_put_off_is_not_read_ahead_again(
 # a full Redis
 
 
-def test_what_a_full_redis_does_not_put_off_is_tried_again_at_the_next_look(
+def test_a_request_that_a_full_redis_cannot_postpone_is_retried_at_the_next_poll(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -1848,7 +1850,7 @@ def test_what_a_full_redis_does_not_put_off_is_tried_again_at_the_next_look(
     assert did.retried == 0
 
 
-def test_a_target_that_goes_while_its_messages_are_on_their_way_holds_up_no_other(
+def test_a_target_that_is_lost_during_a_transaction_does_not_delay_others(
     make: Make, pend: Pend, targets: FakeTargets, writer: FakeWriter, client: Any
 ) -> None:
     pend(to("orders"), to("gone"))
@@ -1861,7 +1863,7 @@ def test_a_target_that_goes_while_its_messages_are_on_their_way_holds_up_no_othe
     assert held(client).due == [(NOW_MS, 0), (NOW_MS + 1000, 1)]
 
 
-def test_brokers_that_do_not_say_whether_a_target_is_there_are_waited_for(
+def test_brokers_that_do_not_describe_a_target_do_not_stop_its_transaction(
     make: Make, pend: Pend, targets: FakeTargets, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     pend(to("orders"))
@@ -1880,11 +1882,11 @@ def test_brokers_that_do_not_say_whether_a_target_is_there_are_waited_for(
     assert [outgoing.topic for outgoing in writer.committed] == ["orders"]
 
 
-# what follows the end of a request
+# follow-ups
 
 
 class Log:
-    """The request topic above the position, with what is not committed."""
+    """The request topic above the position, including uncommitted records."""
 
     def __init__(self, *records: Record) -> None:
         self._records = records
@@ -1900,7 +1902,7 @@ COUNTDOWN = make_format("countdown", Options(max_countdown_s=1000, own_topics=la
 RECURS = to(caller_id="a", recurs="every 60000")
 
 
-def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
+def test_a_recurring_request_is_written_again_in_the_transaction_of_its_delivery(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     pend(RECURS, to("bills"))
@@ -1917,7 +1919,7 @@ def test_what_recurs_is_asked_for_again_in_the_transaction_of_its_delivery(
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_when_what_recurs_does_not_fit_one_batch_of_its_topic_each_goes_alone(
+def test_follow_ups_too_large_for_one_batch_are_sent_one_by_one(
     make: Make, pend: Pend, writer: FakeWriter, exactly_once: bool
 ) -> None:
     writer.exactly_once = exactly_once
@@ -1938,7 +1940,7 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     reads: list[tuple[int, int, bool]] = []
-    ends = iter([1_000_000, 1_050_000, 1_051_000])  # callers write on meanwhile
+    ends = iter([1_000_000, 1_050_000, 1_051_000])  # callers continue to write
 
     class Long(Log):
         def request_bounds(self) -> Bounds:
@@ -1959,7 +1961,9 @@ def test_a_long_backlog_is_read_before_the_transaction_begins(
     assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
 
 
-def test_also_when_it_became_a_dead_letter(make: Make, pend: Pend, writer: FakeWriter) -> None:
+def test_a_recurring_request_is_written_again_after_its_dead_letter(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
     pend(RECURS._replace(expires_ms=NOW_MS - 1))
 
     make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
@@ -1967,7 +1971,7 @@ def test_also_when_it_became_a_dead_letter(make: Make, pend: Pend, writer: FakeW
     assert [outgoing.topic for outgoing in writer.committed] == [LETTERS, "TB"]
 
 
-def test_a_batch_of_which_one_is_cancelled_meanwhile_is_taken_back_and_that_one_put_off(
+def test_a_batch_with_a_superseded_follow_up_is_aborted_and_that_request_postponed(
     make: Make, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(RECURS, to("bills"))

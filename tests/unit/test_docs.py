@@ -1,4 +1,4 @@
-"""Reference pages are what the code yields, and links between pages lead somewhere."""
+"""Reference pages match the code, and links between pages have targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", generated_pages(), ids=lambda page: page.name)
-def test_a_reference_page_is_what_the_code_yields(page: Path) -> None:
+def test_a_reference_page_matches_the_code(page: Path) -> None:
     text = page.read_text()
     assert rewritten(text) == text, f"docs/{page.name} is out of date: run `make docs`"
 
@@ -32,7 +32,7 @@ def test_every_generated_part_is_in_one_page() -> None:
     assert sorted(name for page in generated_pages() for name in parts_of(page)) == sorted(PARTS)
 
 
-def test_every_documented_field_of_a_state_is_one_that_the_code_names() -> None:
+def test_every_documented_field_of_the_key_state_exists_in_the_code() -> None:
     code = "".join(path.read_text() for path in (ROOT / "blackbox" / "index").glob("*.py"))
     assert [
         name for name in state_fields().keys() - Binding._fields if f'"{name}"' not in code

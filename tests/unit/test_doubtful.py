@@ -1,4 +1,4 @@
-"""What the last receipt claims and nobody could read when the shard was opened, until that is known."""
+"""Outcomes of the last receipt that could not be checked when the shard was opened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Open = Callable[[], "Owners"]
 
 
 class Owners:
-    """One after the other, on the same journals and the same Redis."""
+    """Consecutive owners, on the same journals and the same Redis."""
 
     def __init__(
         self, connections: redis.ConnectionPool, journal: FakeJournal, targets: FakeTargets
@@ -59,13 +59,13 @@ class Owners:
             has_room=has_room,
         ).open()  # fmt: skip
 
-    def take_in(self) -> None:
+    def run_intake(self) -> None:
         first = self.index.positions.requests
         for batch in self.journal.requests(first, self.journal.request_bounds().end):
             self._intake.apply(batch, NOW_MS)
 
     def sent(self) -> list[int]:
-        """What goes to the target within two minutes, and went before."""
+        """The requests delivered to the target so far, including the next two minutes."""
         for second in range(0, 120, 5):
             self.dispatch.tick(NOW_MS + 1000 * second)
         return self.writer.sent_to("orders")
@@ -77,9 +77,11 @@ def opened(connections: redis.ConnectionPool, journal: FakeJournal, targets: Fak
 
 
 @pytest.fixture
-def torn(opened: Open, journal: FakeJournal, targets: FakeTargets, asked: Written) -> Owners:
-    """The last receipt says that request 0 was delivered; its message was aborted, and its target is away now."""
-    asked(request("a"))
+def torn(
+    opened: Open, journal: FakeJournal, targets: FakeTargets, write_records: Written
+) -> Owners:
+    """The last receipt says that request 0 was delivered; its message was aborted, and its target is now unavailable."""
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     targets.refusals = {"orders": AWAY}
@@ -91,7 +93,7 @@ def torn(opened: Open, journal: FakeJournal, targets: FakeTargets, asked: Writte
     return owners
 
 
-def again(owners: Owners, client: Any, is_redis_lost: bool) -> None:
+def reopen(owners: Owners, client: Any, is_redis_lost: bool) -> None:
     if is_redis_lost:
         client.flushall()
     owners.take_over()
@@ -102,61 +104,66 @@ either = pytest.mark.parametrize("is_redis_lost", [False, True])
 
 
 @either
-def test_what_is_known_not_to_be_there_is_not_believed_when_its_place_is_gone(
+def test_an_outcome_declared_void_stays_void_when_its_offset_is_gone(
     torn: Owners, journal: FakeJournal, client: Any, is_redis_lost: bool
 ) -> None:
-    journal.absent = set()  # as of a place below the start of the target
-    again(torn, client, is_redis_lost)
+    journal.absent = set()  # as for a place below the start of the target
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == [0]
 
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
-def test_what_ended_it_once_that_was_known_holds(
-    torn: Owners, asked: Written, client: Any, is_redis_lost: bool, ends: Any, left: list[int]
+def test_a_cancel_or_replacement_after_the_check_holds_after_a_rollback(
+    torn: Owners,
+    write_records: Written,
+    client: Any,
+    is_redis_lost: bool,
+    ends: Any,
+    left: list[int],
 ) -> None:
-    asked(ends)
-    torn.take_in()
+    write_records(ends)
+    torn.run_intake()
     assert held(client).offsets() == left
-    again(torn, client, is_redis_lost)
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == left
 
 
 @either
-def test_what_took_its_place_by_id_and_was_delivered_stays_the_only_one(
-    torn: Owners, asked: Written, client: Any, is_redis_lost: bool
+def test_a_delivered_replacement_by_id_stays_the_only_delivery(
+    torn: Owners, write_records: Written, client: Any, is_redis_lost: bool
 ) -> None:
-    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
-    torn.take_in()
+    write_records(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    torn.run_intake()
     torn.targets.refusals = {}
     assert torn.sent() == [1]
-    again(torn, client, is_redis_lost)
+    reopen(torn, client, is_redis_lost)
     assert torn.sent() == [1]
 
 
 @either
 @pytest.mark.parametrize(("ends", "left"), [(Cancel("a"), []), (request("a"), [1])])
-def test_what_ends_it_while_it_is_in_doubt_counts_if_it_was_not_delivered(
-    opened: Open, journal: FakeJournal, asked: Written, client: Any, is_redis_lost: bool,
+def test_a_cancel_of_a_doubtful_request_counts_if_it_was_not_delivered(
+    opened: Open, journal: FakeJournal, write_records: Written, client: Any, is_redis_lost: bool,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
-    asked(request("a"))
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     owners = opened()
     owners.dispatch.tick(NOW_MS)
-    asked(ends)
-    owners.take_in()
-    again(owners, client, is_redis_lost)
+    write_records(ends)
+    owners.run_intake()
+    reopen(owners, client, is_redis_lost)
     journal.unreadable, journal.absent = set(), {0}
     assert owners.sent() == left
     assert held(client).due == []
 
 
 @pytest.fixture
-def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
-    """Request 0 is in doubt, and was not delivered."""
-    asked(request("a"))
+def hidden(opened: Open, journal: FakeJournal, write_records: Written) -> Owners:
+    """Request 0 is doubtful, and was not delivered."""
+    write_records(request("a"))
     journal.append(delivered(0))
     journal.unreadable = {0}
     owners = opened()
@@ -165,11 +172,11 @@ def hidden(opened: Open, journal: FakeJournal, asked: Written) -> Owners:
     return owners
 
 
-def test_what_is_to_take_its_place_by_id_comes_too_late(
-    hidden: Owners, journal: FakeJournal, asked: Written
+def test_a_replacement_by_id_of_a_doubtful_request_is_too_late(
+    hidden: Owners, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
-    hidden.take_in()
+    write_records(request(), headers=[("blackbox-replaces", request_id(SHARD, 0).encode())])
+    hidden.run_intake()
     journal.unreadable = journal.absent = set()  # it was delivered
     assert hidden.sent() == []
     [letter] = [one for one in hidden.writer.committed if one.topic == "dead-letters"]
@@ -177,7 +184,7 @@ def test_what_is_to_take_its_place_by_id_comes_too_late(
 
 
 @pytest.mark.parametrize("happens", ["killed before the index knows", "Redis goes back"])
-def test_a_receipt_that_says_it_was_not_delivered_is_believed(
+def test_a_receipt_that_voids_a_doubtful_outcome_is_applied_after_a_crash(
     hidden: Owners, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, happens: str
 ) -> None:
     was = {key: client.dump(key) for key in client.scan_iter()}
@@ -207,21 +214,21 @@ def killed(*_: object) -> None:
     ("ends", "left"),
     [(Cancel("a"), []), (Cancel(None, request_id(SHARD, 0)), []), (request("a"), [1])],
 )
-def test_what_ends_it_counts_as_well_when_redis_has_no_room_for_it_yet(
-    hidden: Owners, journal: FakeJournal, asked: Written, monkeypatch: pytest.MonkeyPatch,
+def test_a_cancel_of_a_doubtful_request_counts_although_redis_has_no_room(
+    hidden: Owners, journal: FakeJournal, write_records: Written, monkeypatch: pytest.MonkeyPatch,
     ends: Any, left: list[int],
 ) -> None:  # fmt: skip
-    asked(ends)
+    write_records(ends)
     with monkeypatch.context() as patched:
         patched.setattr("tests.unit.test_doubtful.has_room", lambda: False)
         hidden.take_over()
     journal.unreadable = set()
     hidden.sent()
-    hidden.take_in()
+    hidden.run_intake()
     assert hidden.sent() == left
 
 
-def test_who_cancels_it_waits_until_it_is_known(
+def test_a_doubtful_request_counts_as_in_flight_until_it_is_checked(
     hidden: Owners, connections: redis.ConnectionPool, journal: FakeJournal
 ) -> None:
     see = Inspector(connections)
@@ -231,15 +238,15 @@ def test_who_cancels_it_waits_until_it_is_known(
     assert not see.is_in_flight(SHARD, 0)
 
 
-def test_one_receipt_tells_of_one_incarnation_of_a_topic() -> None:
+def test_a_receipt_names_messages_of_one_incarnation_of_a_topic() -> None:
     one, other = (Claim(n, "delivered", "orders/0", n, f"id{n}") for n in range(2))
     assert one_incarnation([one, other]) == [one]
 
 
-def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
-    opened: Open, journal: FakeJournal, asked: Written, connections: redis.ConnectionPool
+def test_a_rebind_of_a_shortened_log_keeps_doubtful_requests(
+    opened: Open, journal: FakeJournal, write_records: Written, connections: redis.ConnectionPool
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {0, 1}
     owners = opened()
@@ -253,10 +260,10 @@ def test_a_rebind_of_a_log_that_became_shorter_keeps_what_is_in_doubt(
     assert owners.sent() == [2]
 
 
-def test_a_dead_letter_that_was_in_doubt_still_says_why(
-    opened: Open, journal: FakeJournal, asked: Written
+def test_a_doubtful_dead_letter_keeps_its_detail(
+    opened: Open, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))
+    write_records(Invalid(Reason.NOT_JSON, "no JSON at byte 17"))
     journal.append(Receipt(1, invalid=[0], letters={"dead-letters/0": [(0, 7)]}))
     journal.unreadable = {0}
     owners = opened()

@@ -1,4 +1,4 @@
-"""How far partitions can be read, when some brokers do not answer."""
+"""The end offsets of partitions, when some brokers do not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Whose brokers do not answer for all partitions at once."""
 
     def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Offsets:
-        assert patience_s == 0, "a broker that hangs would hold up all partitions"
+        assert patience_s == 0, "a hanging broker would delay all partitions"
         raise JournalLost("no answer")
 
     monkeypatch.setattr("blackbox.journal.ends.OUTAGE_LOOK_S", 0.0)
@@ -27,7 +27,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     return ends
 
 
-def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
+def test_each_retry_of_a_lookup_of_leaders_uses_a_new_client(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[object]()
@@ -46,10 +46,10 @@ def test_a_broker_that_does_not_tell_the_leaders_is_not_asked_on_and_on(
 
     assert found == {GOOD: 7}
     assert set(silent) == {BAD}
-    assert len(set(map(id, asked))) == 3, "each time another client, which may find another broker"
+    assert len(set(map(id, asked))) == 3, "each time a new client, which may find another broker"
 
 
-def test_when_no_broker_answers_for_a_while_that_is_told(
+def test_an_error_is_raised_if_no_broker_answers_for_a_while(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_leader(

@@ -36,7 +36,7 @@ def _in_bytes(pairs: HeaderValues) -> list[tuple[str, bytes | None]]:
 
 
 @given(entries)
-def test_an_entry_comes_back_as_it_was_stored(entry: Entry) -> None:
+def test_an_entry_is_read_as_it_was_stored(entry: Entry) -> None:
     again = decode(encode(entry))
 
     assert _in_bytes(again.headers) == _in_bytes(entry.headers)
@@ -51,7 +51,7 @@ def test_an_entry_that_was_read_is_stored_in_the_same_bytes(entry: Entry) -> Non
 
 
 @given(st.binary(max_size=300))
-def test_the_message_is_stored_untouched_behind_the_first_newline(message: bytes) -> None:
+def test_the_message_is_stored_unchanged_after_the_first_newline(message: bytes) -> None:
     assert encode(Entry("orders", message, 1)).partition(b"\n")[2] == message
 
 
@@ -66,7 +66,7 @@ def test_an_empty_key_is_not_a_missing_key() -> None:
 
 
 @pytest.mark.parametrize("caller", [None, "shop"])
-def test_a_header_with_a_nul_stays_bytes_as_kafka_clients_cut_text_there(
+def test_a_header_with_a_nul_is_kept_as_bytes(
     caller: str | None,
 ) -> None:
     given_headers = [("a", b"one\x00two"), ("b", b"text"), ("c", b"\\u0000"), ("d", b"\x00")]
@@ -76,7 +76,7 @@ def test_a_header_with_a_nul_stays_bytes_as_kafka_clients_cut_text_there(
     assert again.headers == [("a", b"one\x00two"), ("b", "text"), ("c", "\\u0000"), ("d", b"\x00")]
 
 
-def test_binary_and_null_headers_keep_their_place_between_others() -> None:
+def test_binary_and_null_headers_keep_their_order() -> None:
     given_headers = [("a", b"\xff\x00"), ("b", None), ("a", b"text"), ("c", b'{"base64":"AA=="}')]
 
     again = decode(encode(Entry("orders", b"", 1, headers=given_headers)))
@@ -103,7 +103,7 @@ def test_absent_fields_take_no_room() -> None:
         b'{"target":"orders","due_ms":1,"key":{"base64":"?"}}\nhi',
     ],
 )
-def test_what_is_no_entry_is_refused_with_a_look_at_it(stored: bytes) -> None:
+def test_a_value_that_is_not_an_entry_is_refused(stored: bytes) -> None:
     with pytest.raises(ValueError, match="not an entry"):
         decode(stored)
 

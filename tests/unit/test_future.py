@@ -1,4 +1,4 @@
-"""The format `future`: which records are a callback, and what becomes of the others."""
+"""The format `future`: which records are callbacks, and how others are refused."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_callback_goes_to_its_topic_under_its_key_at_its_second() -> None:
     )
 
 
-def test_a_callback_without_key_and_message_has_both_empty() -> None:
+def test_a_callback_without_key_and_message_has_an_empty_key_and_message() -> None:
     asked = parse(value=Future(callBackTopic="orders").SerializeToString())
     assert isinstance(asked, Request)
     assert (asked.key, asked.message) == (b"", b"")
 
 
 @pytest.mark.parametrize("key", [b"1799999999", b"0", b"-5"])
-def test_a_second_that_is_past_means_at_once(key: bytes) -> None:
+def test_a_past_second_is_due_at_once(key: bytes) -> None:
     asked = parse(key)
     assert isinstance(asked, Request)
     assert asked.due_ms == NOW_MS
@@ -78,7 +78,7 @@ def test_a_second_that_is_past_means_at_once(key: bytes) -> None:
         ),
     ],
 )
-def test_anything_else_is_refused_with_its_reason(
+def test_an_invalid_record_is_refused_with_its_reason(
     key: bytes | None, value: bytes | None, reason: Reason, told: str
 ) -> None:
     refused = parse(key, value)
@@ -94,7 +94,7 @@ def test_a_record_without_a_value_is_empty() -> None:
 
 
 @given(key=st.none() | st.binary(max_size=24), value=st.none() | st.binary(max_size=60))
-def test_no_bytes_stop_it(key: bytes | None, value: bytes | None) -> None:
+def test_arbitrary_bytes_raise_nothing(key: bytes | None, value: bytes | None) -> None:
     CONTRACT.parse(Record(5, NOW_MS, key, value, []), NOW_MS)
 
 

@@ -35,7 +35,7 @@ def request(due_ms: int = NOW_MS, caller_id: str | None = None) -> Request:
 
 
 def intake(index: ShardIndex, **parsed: Request | Cancel | Invalid) -> Intake:
-    """An intake whose format reads the record at offset 7 as what is given as `at_7`."""
+    """An intake whose format parses the record at offset 7 as the argument `at_7`."""
     return Intake(FakeFormat({int(name[3:]): value for name, value in parsed.items()}), index, None)
 
 
@@ -43,7 +43,7 @@ def batch(start: int, end: int, *offsets: int) -> Batch:
     return Batch(start, end, [record(offset) for offset in offsets])
 
 
-def test_a_pass_says_what_it_did(index: ShardIndex) -> None:
+def test_intake_reports_what_it_stored(index: ShardIndex) -> None:
     taking = intake(
         index,
         at_0=request(NOW_MS + 9, "a"),
@@ -62,7 +62,9 @@ def test_a_pass_says_what_it_did(index: ShardIndex) -> None:
     assert also == Taken(accepted=0, invalid=1, cancelled=0, replaced=0, first_due_ms=0)
 
 
-def test_the_same_batch_again_does_nothing_and_says_so(index: ShardIndex, client: Any) -> None:
+def test_the_same_batch_again_stores_nothing_and_reports_nothing(
+    index: ShardIndex, client: Any
+) -> None:
     taking = intake(index, at_0=request(), at_1=Cancel("a"))
     taking.apply(batch(0, 2, 0, 1), NOW_MS)
     before = held(client)
@@ -76,7 +78,7 @@ def test_a_batch_of_gaps_moves_the_position(index: ShardIndex) -> None:
     assert index.positions == Positions(50, 0)
 
 
-def test_an_index_behind_the_batch_is_a_doubt(index: ShardIndex) -> None:
+def test_a_batch_beyond_the_position_is_not_stored(index: ShardIndex) -> None:
     with pytest.raises(PositionsMoved):
         intake(index, at_5=request()).apply(batch(5, 6, 5), NOW_MS)
 
@@ -85,7 +87,7 @@ def of_epochs(first: int, last: int, *offsets: int) -> Batch:
     return batch(offsets[0], offsets[-1] + 1, *offsets)._replace(epochs=(first, last))
 
 
-def test_under_one_leader_nobody_looks_whether_what_was_read_is_still_there(
+def test_the_log_is_checked_only_after_a_change_of_leader(
     index: ShardIndex,
 ) -> None:
     checked = list[Tail]()
@@ -102,7 +104,7 @@ def test_under_one_leader_nobody_looks_whether_what_was_read_is_still_there(
 
 
 @pytest.mark.parametrize(("epoch", "first"), [(3, 1), (2, 0)], ids=["another leader", "read again"])
-def test_nothing_is_stored_behind_a_record_that_is_not_there_any_more(
+def test_nothing_is_stored_after_a_record_that_the_log_lost(
     index: ShardIndex, client: Any, epoch: int, first: int
 ) -> None:
     def check_log(tail: Tail) -> None:
@@ -118,7 +120,7 @@ def test_nothing_is_stored_behind_a_record_that_is_not_there_any_more(
     assert held(client) == before
 
 
-def test_a_request_is_stored_with_all_it_asked_for(index: ShardIndex, client: Any) -> None:
+def test_a_request_is_stored_with_all_its_fields(index: ShardIndex, client: Any) -> None:
     asked = Request(
         "orders", None, NOW_MS, b"\xff", [("h", None), ("i", b"\xfe")], "shop", "a", NOW_MS + 1
     )
@@ -131,7 +133,7 @@ def test_a_request_is_stored_with_all_it_asked_for(index: ShardIndex, client: An
 
 
 @pytest.mark.parametrize(("written_ms", "due_ms"), [(10, 10), (NOW_MS + 99, NOW_MS)])
-def test_an_invalid_record_is_due_at_once_as_it_was(
+def test_an_invalid_record_is_stored_unchanged_and_is_due_at_once(
     index: ShardIndex, client: Any, written_ms: int, due_ms: int
 ) -> None:
     original = Record(0, written_ms, b"k", b"{not json", [("h", b"v")])
@@ -145,7 +147,7 @@ def test_an_invalid_record_is_due_at_once_as_it_was(
     assert held(client).due == [(due_ms, 0)]
 
 
-def test_a_record_that_kafka_cannot_hand_over_whole_is_invalid(
+def test_a_record_that_the_client_cannot_read_completely_is_invalid(
     index: ShardIndex, client: Any
 ) -> None:
     unreadable = Record(0, 10, b"k", b"{}", [], "a header name is no UTF-8")
@@ -167,7 +169,7 @@ def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
     assert (refused.reason, refused.message, refused.due_ms) == ("empty", b"", 70)
 
 
-def test_a_lost_replacement_by_id_is_a_dead_letter_as_it_may_have_been_too_late(
+def test_a_lost_replacement_by_id_becomes_a_dead_letter(
     index: ShardIndex,
 ) -> None:
     headers: Headers = [("blackbox-replaces", request_id(index.shard, 0).encode())]
@@ -177,7 +179,7 @@ def test_a_lost_replacement_by_id_is_a_dead_letter_as_it_may_have_been_too_late(
     assert (again.reason, again.message, again.caller_id) == ("payload-lost", record(3).value, "a")
 
 
-def test_a_request_is_cancelled_by_the_id_in_a_header_whatever_the_format(
+def test_a_cancel_header_cancels_a_request_of_any_format(
     index: ShardIndex,
 ) -> None:
     taking = intake(index, at_0=request())
@@ -189,7 +191,7 @@ def test_a_request_is_cancelled_by_the_id_in_a_header_whatever_the_format(
 
 
 @pytest.mark.parametrize("id", [None, b"", b"o-17", b"6b1b36cb-8e6f-4b0e-9d5a-0d6e0f4a4d3a"])
-def test_a_header_that_names_no_id_of_ours_is_a_dead_letter(
+def test_a_cancel_header_without_a_valid_id_becomes_a_dead_letter(
     index: ShardIndex, client: Any, id: bytes | None
 ) -> None:
     cancel = Record(0, NOW_MS, None, None, [("blackbox-cancel", id)])
@@ -198,12 +200,12 @@ def test_a_header_that_names_no_id_of_ours_is_a_dead_letter(
     assert entries.decode(held(client).payloads[0]).reason == Reason.BAD_CANCEL
 
 
-def test_a_cancel_is_no_entry(index: ShardIndex) -> None:
+def test_rereading_a_cancel_is_an_error(index: ShardIndex) -> None:
     with pytest.raises(ValueError, match="the record at offset 3 is not a request"):
         intake(index, at_3=Cancel("a")).reread(record(3))
 
 
-def test_a_request_that_was_carried_and_cancelled_in_one_batch_is_not_accepted_again(
+def test_a_request_carried_and_cancelled_in_one_batch_is_accepted_once(
     index: ShardIndex,
 ) -> None:
     far = request(NOW_MS + 9_000_000, "a")
@@ -219,7 +221,7 @@ def test_a_request_that_was_carried_and_cancelled_in_one_batch_is_not_accepted_a
 @pytest.mark.parametrize(
     ("is_stamped", "by_ms", "told"), [(True, 3000, 3000), (True, -50, 0), (False, 3000, None)]
 )
-def test_a_timestamp_of_the_broker_that_is_later_than_our_clocks_is_told(
+def test_intake_reports_a_broker_timestamp_ahead_of_its_clocks(
     is_stamped: bool, by_ms: int, told: int | None
 ) -> None:
     last = Record(0, NOW_MS + by_ms, None, b"{}", [], has_broker_time=is_stamped)

@@ -1,4 +1,4 @@
-"""A process gives back what it needed only for a while."""
+"""A process returns memory that it no longer needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ over.set()
 """
 
 
-def test_what_was_freed_below_something_that_is_kept_goes_back_to_the_system() -> None:
+def test_freed_memory_below_used_memory_is_returned_to_the_system() -> None:
     process = psutil.Process()
     interpreter.give_memory_back()
     before = process.memory_info().rss
@@ -47,7 +47,7 @@ def test_what_was_freed_below_something_that_is_kept_goes_back_to_the_system() -
     assert len(kept) == 100
 
 
-def test_many_threads_do_not_each_keep_gaps_of_their_own() -> None:
+def test_threads_share_a_few_memory_arenas() -> None:
     found = subprocess.run(
         [sys.executable, "-c", EIGHT_THREADS], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Imports point one way: the table of rooms in CONTRIBUTING.md is true."""
+"""Imports have one direction: the table of rooms in CONTRIBUTING.md is correct."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ ROOMS = rooms()
 
 
 def imported(source: str) -> Iterator[str]:
-    """Every module that the source imports, also inside functions."""
+    """Every module that the source imports, including imports inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where they point"
+            assert node.level == 0, "relative imports hide their targets"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             is_package = str(node.module).partition(".")[0] == "blackbox"
             yield from (
@@ -99,7 +99,7 @@ def test_every_module_is_in_a_room_that_is_listed() -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_uses_the_rooms_that_are_listed_for_it_and_these_are_below_it(room: str) -> None:
+def test_a_room_uses_only_its_listed_rooms_and_these_are_above_it_in_the_table(room: str) -> None:
     modules = [module for module in MODULES if room_of(module) == room]
     used = {room_of(name) for module in modules for name in own_imports(module)} - {
         room,
@@ -121,7 +121,7 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
     assert {module for module in users if not is_within(module, ONLY_IN[library])} == set()
 
 
-def test_nothing_imports_the_command_line_but_its_entry_point() -> None:
+def test_only_the_entry_point_imports_the_command_line() -> None:
     users = {m for m in sorted(MODULES) if "cli" in {room_of(name) for name in own_imports(m)}}
 
     assert {module for module in users if room_of(module) not in ("cli", "__main__")} == set()
@@ -137,7 +137,7 @@ def test_only_the_spark_engine_needs_spark() -> None:
     ) == set()
 
 
-def test_a_caller_needs_neither_redis_nor_a_server() -> None:
+def test_the_client_imports_neither_redis_nor_the_server() -> None:
     needs_kafka = "import sys, blackbox.client; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", needs_kafka], capture_output=True, check=True)
     others = {"redis", "hiredis", "fastapi", "apscheduler", "typer", "rich", "pyspark", "py4j"}
@@ -148,21 +148,21 @@ TASKS = [module for module in sorted(MODULES) if module.endswith(("task", "tasks
 
 
 @pytest.mark.parametrize("module", TASKS)
-def test_a_task_of_spark_uses_nothing_of_its_driver(module: str) -> None:
+def test_a_spark_task_imports_nothing_of_its_driver(module: str) -> None:
     of_spark = {name for name in imports_of(module) if name.partition(".")[0] == "pyspark"}
-    assert of_spark <= {"pyspark"}, "of Spark a task knows its own context, and no session"
+    assert of_spark <= {"pyspark"}, "a task uses only its own context of Spark, and no session"
     ours = {name.removeprefix("blackbox.") for name in own_imports(module)}
     needed = {name for other in ours - {*TASKS} for name in imports_of(other)}
     assert not [name for name in needed if name.startswith("pyspark.sql")]
 
 
-def test_the_named_parts_exist() -> None:
+def test_the_checked_modules_exist() -> None:
     assert len(TASKS) >= 6
     assert imports_of("index.connection") >= {"redis", "hiredis"}
     assert "confluent_kafka" in imports_of("journal.shard_writer")
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_imports_are_found_in_every_scope() -> None:
     source = """
 import redis.client as r
 from blackbox.records import entry as entries

@@ -1,4 +1,4 @@
-"""What an owner says in a low-water mark, and when it counts."""
+"""The content of a low-water mark, and when it is valid."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def low_water(index: ShardIndex, writer: FakeWriter) -> LowWater:
 
 
 def ignoring(index: ShardIndex, count: int) -> None:
-    """Replacements, from offset 1 on, of a request that ended before."""
+    """Store replacements, from offset 1 on, of a request that ended before."""
     late = Replacement(request_id(SHARD, 0), None, entry(), entry())
     store(index, 0, 1 + count, dict.fromkeys(range(1, 1 + count), late))
 
 
-def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
+def test_a_mark_records_ignored_records_below_its_position(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater
 ) -> None:
     ignoring(index, 2)
@@ -54,7 +54,7 @@ def test_a_mark_tells_what_did_not_count_below_the_position_it_names(
     assert index.unrecorded(10) == (3, [])
 
 
-def test_a_mark_comes_with_the_last_of_what_did_not_count(
+def test_the_last_receipt_with_ignored_records_carries_the_mark(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blackbox.core.low_water.IGNORED_PER_RECEIPT", 2)
@@ -80,7 +80,7 @@ def test_an_idle_shard_writes_no_mark_again(
     assert len(writer.receipts) == 2
 
 
-def test_what_no_receipt_could_tell_stays_to_be_told(
+def test_ignored_records_of_a_failed_receipt_stay_unrecorded(
     index: ShardIndex, writer: FakeWriter, low_water: LowWater
 ) -> None:
     ignoring(index, 1)
@@ -93,7 +93,7 @@ def test_what_no_receipt_could_tell_stays_to_be_told(
     assert index.unrecorded(10) == (2, [1])
 
 
-def test_receipts_are_needed_from_the_last_pair_below_what_is_pending() -> None:
+def test_a_mark_takes_its_receipts_offset_from_the_last_pair_below_it() -> None:
     first = next_mark(None, Positions(10, 100), 4)
     second = next_mark(first, Positions(20, 200), 12)
     third = next_mark(second, Positions(30, 300), 30)
@@ -107,7 +107,7 @@ def test_a_mark_never_goes_back() -> None:
     assert next_mark(Mark(9, 90), Positions(7, 70), 5) == Mark(9, 90, [])
 
 
-def test_only_so_many_pairs_are_remembered_the_nearest_and_the_last_among_them() -> None:
+def test_a_mark_keeps_a_limited_number_of_pairs_with_the_first_and_the_last() -> None:
     mark: Mark | None = None
     for number in range(1, 10 * PAIRS):
         mark = next_mark(mark, Positions(number, 10 * number), 0)
@@ -118,8 +118,8 @@ def test_only_so_many_pairs_are_remembered_the_nearest_and_the_last_among_them()
     assert tuple(mark.pairs[-1]) == (10 * PAIRS - 1, 10 * (10 * PAIRS - 1))
 
 
-class Walked:
-    """A walk that is over at once."""
+class FinishedWalk:
+    """A walk that ends at once."""
 
     positions = Positions(3, 0)
     doubtful: Mapping[int, Claim] = {}
@@ -134,7 +134,7 @@ class Walked:
     def close(self) -> None: ...
 
 
-class Part:
+class FakeVerbs:
     """Index, writer, recovery and dispatch in one. Commits wait until they may fail."""
 
     positions = Positions(3, 0)
@@ -147,8 +147,8 @@ class Part:
     def open(self) -> Recovered:
         return Recovered(0, 0, 0)
 
-    def walk(self) -> Walked:
-        return Walked()
+    def walk(self) -> FinishedWalk:
+        return FinishedWalk()
 
     def tick(self, now_ms: int) -> Dispatched:
         return Dispatched()
@@ -167,29 +167,31 @@ class Part:
 
 
 @pytest.fixture
-def part() -> Part:
-    return Part()
+def verbs() -> FakeVerbs:
+    return FakeVerbs()
 
 
 @pytest.fixture
-def owner(part: Part) -> Iterator[ShardOwner]:
-    every = cast(Any, part)
+def owner(verbs: FakeVerbs) -> Iterator[ShardOwner]:
+    every = cast(Any, verbs)
     low_water = LowWater(SHARD, every, every, lambda: 0)
-    hold = ShardSession(every, every, every, every, low_water, ShardClock(Clock()), every, (every,))
+    session = ShardSession(
+        every, every, every, every, low_water, ShardClock(Clock()), every, (every,)
+    )
     owner = ShardOwner(
-        SHARD, lambda _: hold, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
+        SHARD, lambda _: session, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
         opened=lambda *_: None, closed=lambda _: None, ended=lambda _: None,
     )  # fmt: skip
     owner.start()
     until("it is open", lambda: owner.is_open)
     yield owner
-    part.may_fail.set()
+    verbs.may_fail.set()
     owner.stop()
     assert owner.join(ANSWER_S)
 
 
-class Shards:
-    """Owners that note who is looked after first, and for how long."""
+class RecordingOwner:
+    """An owner that records the order and the duration of walks."""
 
     def __init__(self, name: int, firsts: list[int]) -> None:
         self.shard = Shard("TB", name)
@@ -202,10 +204,10 @@ class Shards:
         stopping.set()
 
 
-def test_who_is_often_cut_off_begins_with_another_shard_each_time() -> None:
+def test_the_caretaker_starts_with_a_different_shard_each_time() -> None:
     access = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
     firsts: list[int] = []
-    owners = cast(Any, [Shards(name, firsts) for name in range(4)])
+    owners = cast(Any, [RecordingOwner(name, firsts) for name in range(4)])
     for _ in range(100):
         if set(firsts) == set(range(4)):
             break
@@ -216,10 +218,10 @@ def test_who_is_often_cut_off_begins_with_another_shard_each_time() -> None:
     assert set(firsts) == set(range(4))
 
 
-def test_a_walk_that_is_given_up_says_so(
+def test_an_abandoned_walk_raises_an_error(
     owner: ShardOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Walked, "slice", lambda _: True)
+    monkeypatch.setattr(FinishedWalk, "slice", lambda _: True)
     stopping = Event()
     stopping.set()
 
@@ -227,8 +229,8 @@ def test_a_walk_that_is_given_up_says_so(
         owner.find_low_water(0, stopping)
 
 
-def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: ShardOwner, part: Part) -> None:
-    part.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
+def test_no_walk_starts_while_a_request_is_in_doubt(owner: ShardOwner, verbs: FakeVerbs) -> None:
+    verbs.doubtful = {7: Claim(7, "delivered", "orders/0", 7, "")}
 
     with pytest.raises(
         RecoveryRequired, match="cannot read yet whether some requests were delivered"
@@ -236,10 +238,12 @@ def test_while_something_is_in_doubt_no_mark_is_looked_for(owner: ShardOwner, pa
         owner.find_low_water(0, Event())
 
 
-def test_nobody_hears_of_a_mark_that_is_not_in_kafka(owner: ShardOwner, part: Part) -> None:
-    part.may_fail.set()
+def test_a_mark_that_kafka_did_not_accept_is_not_reported(
+    owner: ShardOwner, verbs: FakeVerbs
+) -> None:
+    verbs.may_fail.set()
 
     with pytest.raises(RecoveryRequired, match="another owner"):
         owner.find_low_water(0, Event())
 
-    assert part.commits.get(timeout=ANSWER_S) == "commit"
+    assert verbs.commits.get(timeout=ANSWER_S) == "commit"

@@ -1,4 +1,4 @@
-"""What the verbs did, as Prometheus sees it, and the pages that use it."""
+"""The metrics of the verbs, and the pages that use them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_deliveries_dead_letters_and_retries_are_counted(metrics: Metrics) -> No
     assert value(metrics, "blackbox_retried_total", topic="TB") == 4
 
 
-def test_pending_is_what_the_tick_left(metrics: Metrics) -> None:
+def test_the_metric_pending_is_what_the_tick_left(metrics: Metrics) -> None:
     metrics.dispatched(
         SHARD, Dispatched(due_ms=[NOW_MS] * 3, dead=Counter(empty=1), pending=10), NOW_MS
     )
@@ -98,13 +98,13 @@ def test_recoveries_are_counted_with_what_they_found(metrics: Metrics) -> None:
     assert found == [2, 2, 7]
 
 
-def test_positions_are_the_two_labels(metrics: Metrics) -> None:
+def test_each_position_has_its_own_label(metrics: Metrics) -> None:
     metrics.positions(SHARD, Positions(requests=40, receipts=9))
     assert value(metrics, "blackbox_journal_position", shard="TB-3", journal="requests") == 40
     assert value(metrics, "blackbox_journal_position", shard="TB-3", journal="receipts") == 9
 
 
-def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
+def test_a_released_shard_has_no_metrics(metrics: Metrics) -> None:
     for shard in (SHARD, Shard("TB", 4)):
         metrics.dispatched(shard, Dispatched(pending=1), NOW_MS)
         metrics.positions(shard, Positions(1, 1))
@@ -115,13 +115,13 @@ def test_a_shard_given_up_is_shown_no_more(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_shard_open", shard="TB-4") == 1
 
 
-def test_two_processes_in_one_do_not_share_metrics(metrics: Metrics) -> None:
+def test_two_metrics_objects_share_no_registry(metrics: Metrics) -> None:
     Metrics().show(SHARD, shard_open=True)
     assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
 
 
 def task(*shards: Shard, delivered: int = 1) -> Metrics:
-    """A process that has done every kind of thing once with each of these shards."""
+    """A process that has done everything once with each of these shards."""
     metrics = Metrics()
     for shard in shards:
         metrics.taken(shard, Taken(5, 2, 1, 3, None))
@@ -145,7 +145,7 @@ def told(metrics: Metrics) -> Report:
 
 
 def shown(metrics: Metrics) -> dict[str, float]:
-    """Every sample of a registry but the times at which counters were made."""
+    """Every sample of a registry except the creation times of counters."""
     return {
         f"{sample.name}{sample.labels}": sample.value
         for family in metrics.registry.collect()
@@ -154,12 +154,12 @@ def shown(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def test_what_a_task_reports_is_shown_as_if_it_had_happened_here(metrics: Metrics) -> None:
+def test_the_driver_shows_the_metrics_that_a_task_reports(metrics: Metrics) -> None:
     metrics.absorb(told(task(SHARD, Shard("TB", 4))), Report())
     assert shown(metrics) == shown(task(SHARD, Shard("TB", 4)))
 
 
-def test_a_report_of_a_process_that_did_nothing_adds_nothing(metrics: Metrics) -> None:
+def test_an_empty_report_changes_no_metric(metrics: Metrics) -> None:
     before = shown(metrics)
     metrics.absorb(told(Metrics()), Report())
     metrics.absorb(Report(), told(Metrics()))
@@ -194,7 +194,7 @@ def test_the_reports_of_two_tasks_add_up(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_pending", shard="TB-4") == 5
 
 
-def test_what_was_counted_here_already_is_kept(metrics: Metrics) -> None:
+def test_a_report_adds_to_what_the_driver_counted(metrics: Metrics) -> None:
     metrics.taken(SHARD, Taken(100, 0, 0, 0, None))
     metrics.lateness.observe([NOW_MS], NOW_MS)
     metrics.absorb(told(task(SHARD)), Report())
@@ -215,17 +215,17 @@ def test_a_gauge_that_a_task_no_longer_shows_disappears(metrics: Metrics) -> Non
     assert value(metrics, "blackbox_recoveries_total", shard="TB-3") == 1
 
 
-def test_a_task_that_ended_is_counted_on_and_shown_no_more(metrics: Metrics) -> None:
+def test_an_ended_task_keeps_its_counts_and_loses_its_gauges(metrics: Metrics) -> None:
     last = told(task(SHARD))
     metrics.absorb(last, Report())
     metrics.absorb(last._replace(gauges=()), last)
     assert value(metrics, "blackbox_shard_open", shard="TB-3") is None
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
-    metrics.absorb(last._replace(gauges=()), last)  # what is gone may go again
+    metrics.absorb(last._replace(gauges=()), last)  # removing gauges again is harmless
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 1
 
 
-def test_a_task_that_began_anew_is_counted_from_zero(metrics: Metrics) -> None:
+def test_a_restarted_task_is_counted_from_zero(metrics: Metrics) -> None:
     before = told(task(SHARD, delivered=10))
     metrics.absorb(before, Report())
     metrics.absorb(told(task(SHARD, delivered=2)), before)
@@ -234,7 +234,7 @@ def test_a_task_that_began_anew_is_counted_from_zero(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_lateness_seconds_sum") == pytest.approx(0.084)
 
 
-def test_what_only_the_driver_shows_is_in_no_report(metrics: Metrics) -> None:
+def test_a_report_does_not_change_gauges_of_the_driver(metrics: Metrics) -> None:
     metrics.paused.set(1)
     metrics.skew.set(0.5)
     metrics.batch(100, 0.2)
@@ -244,7 +244,7 @@ def test_what_only_the_driver_shows_is_in_no_report(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_batch_records_total") == 100
 
 
-def test_batches_and_hand_overs_of_spark_are_shown(metrics: Metrics) -> None:
+def test_batches_and_window_handovers_are_measured(metrics: Metrics) -> None:
     metrics.batch(100, 0.2)
     metrics.batch(50, 3.0)
     metrics.handed_over(40)
@@ -254,7 +254,7 @@ def test_batches_and_hand_overs_of_spark_are_shown(metrics: Metrics) -> None:
     assert value(metrics, "blackbox_window_handover_seconds_bucket", le="0.05") == 1
 
 
-def test_the_lag_of_the_oscillator_is_told_by_who_writes_it(metrics: Metrics) -> None:
+def test_only_the_writer_of_the_oscillator_shows_its_lag(metrics: Metrics) -> None:
     lag_s = 3.0
     metrics.oscillator_lag("seconds", lambda: lag_s)
     assert value(metrics, "blackbox_oscillator_lag_seconds", topic="seconds") == 3

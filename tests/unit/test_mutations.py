@@ -1,4 +1,4 @@
-"""The bugs that the tests are shown to find still fit the product's text, and how they are looked for."""
+"""The planted bugs still fit the product's text, and the order in which tests search for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGES = [BEFORE, WITHOUT_SERVICES, BUG.tests]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
-def test_a_bug_can_still_be_put_into_the_product(bug: Bug, tmp_path: Path) -> None:
+def test_every_planted_bug_still_fits_the_code(bug: Bug, tmp_path: Path) -> None:
     for change in bug.changes:
         path = tmp_path / Path(change.file).name
         path.write_text((ROOT / "blackbox" / change.file).read_text())
@@ -36,7 +36,7 @@ def test_a_bug_can_still_be_put_into_the_product(bug: Bug, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_tests_that_found_a_bug_are_run_first_and_others_only_when_none_of_them_fails(
+def test_tests_that_found_a_bug_before_are_run_first(
     monkeypatch: pytest.MonkeyPatch, stage: int
 ) -> None:
     asked: list[Sequence[str]] = []
@@ -57,7 +57,7 @@ def test_tests_that_found_a_bug_are_run_first_and_others_only_when_none_of_them_
 @pytest.mark.parametrize(
     ("is_played", "played"), [(True, "another: 2 of 5"), (False, "a fault: 1 of 3")]
 )
-def test_a_fault_that_is_not_played_keeps_what_it_showed_before(
+def test_a_fault_that_is_not_played_keeps_its_earlier_result(
     monkeypatch: pytest.MonkeyPatch, is_played: bool, played: str
 ) -> None:
     monkeypatch.setattr(mutations, "copy", lambda _: None)
@@ -85,7 +85,7 @@ def test_the_page_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.proof
-def test_where_a_test_that_is_named_is_gone_none_is_run(tmp_path: Path) -> None:
+def test_no_test_is_run_if_a_named_test_is_gone(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_fails(): assert False\n")
     there, gone = "test_some.py::test_fails", "test_some.py::test_gone"
 

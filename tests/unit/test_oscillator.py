@@ -9,7 +9,7 @@ seconds = st.integers(0, 1 << 33)
 clocks_ms = st.lists(st.integers(0, 100_000_000), min_size=1, max_size=50)
 
 
-def test_a_second_is_due_as_soon_as_it_has_begun() -> None:
+def test_a_second_is_due_as_soon_as_it_starts() -> None:
     assert list(seconds_to_write(17, 17_999)) == []
     assert list(seconds_to_write(17, 18_000)) == [18]
 
@@ -20,14 +20,14 @@ def test_a_gap_is_filled_in_batches() -> None:
 
 
 @given(seconds, seconds)
-def test_nothing_is_due_that_has_not_begun_or_was_written(last: int, now: int) -> None:
+def test_only_seconds_between_the_last_one_and_now_are_due(last: int, now: int) -> None:
     due = seconds_to_write(last, now * 1000)
     assert all(last < second <= now for second in due)
     assert bool(due) == (now > last)
 
 
 @given(clocks_ms)
-def test_whatever_the_clock_does_seconds_come_once_and_in_order(clock_ms: list[int]) -> None:
+def test_seconds_are_written_once_and_in_order_whatever_the_clock_does(clock_ms: list[int]) -> None:
     first = clock_ms[0] // 1000
     written = [first]
     for now_ms in clock_ms:

@@ -11,7 +11,7 @@ def letters(original: Record, detail: str = "why") -> list[Outgoing]:
     return list(dead_letters(SHARD, "dead", original, "too-large", detail))
 
 
-def test_a_message_leaves_as_asked_with_its_origin_last() -> None:
+def test_a_message_is_sent_as_requested_with_headers_of_its_source() -> None:
     entry = Entry("orders", b"\xffbody", 90, b"k", [("CALLER_SERVICE", "shop"), ("h", None)])
 
     assert list(deliveries(SHARD, {1234: entry})) == [
@@ -31,13 +31,13 @@ def test_a_message_leaves_as_asked_with_its_origin_last() -> None:
     ]
 
 
-def test_a_tombstone_leaves_as_a_tombstone() -> None:
+def test_a_tombstone_is_sent_as_a_tombstone() -> None:
     [tombstone] = deliveries(SHARD, {1: Entry("orders", None, 90, b"k")})
 
     assert tombstone.value is None
 
 
-def test_messages_leave_in_the_order_given() -> None:
+def test_messages_are_sent_in_the_given_order() -> None:
     entries = {offset: Entry("orders", b"", 90) for offset in (5, 2, 9)}
 
     assert [outgoing.offset for outgoing in deliveries(SHARD, entries)] == [5, 2, 9]

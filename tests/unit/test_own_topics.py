@@ -13,7 +13,7 @@ NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 
 
 class Brokers:
-    """What they say of a request topic and its receipts; `asked` counts how often they were."""
+    """Partition counts of a request topic and its receipts; `asked` counts the lookups."""
 
     def __init__(self, requests: int, receipts: int) -> None:
         self.counts = {"TB": requests, "TB.receipts": receipts}
@@ -56,7 +56,7 @@ def shards(count: int) -> list[Shard]:
     return [Shard("TB", partition) for partition in range(count)]
 
 
-def test_a_partition_that_somebody_has_just_got_gets_its_receipts_at_once(
+def test_a_new_partition_gets_its_receipts_partition_at_once(
     own: OwnTopics, brokers: Brokers, clock: list[float]
 ) -> None:
     own.grow_receipts(shards(4))
@@ -68,7 +68,7 @@ def test_a_partition_that_somebody_has_just_got_gets_its_receipts_at_once(
     assert brokers.counts["TB.receipts"] == 7
 
 
-def test_the_brokers_are_asked_every_ten_seconds_while_nothing_is_missing_and_while_they_do_not_answer(
+def test_partition_counts_are_read_every_10_s(
     own: OwnTopics, brokers: Brokers, clock: list[float]
 ) -> None:
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""Reading stretches of partitions, where no broker is needed."""
+"""Reads of ranges of partitions, without a broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Message:
 
 
 class Client:
-    """A consumer that has nothing to say but where it is: each time a little further, then a message."""
+    """A consumer that only reports its position: a little further each time, then a message."""
 
     def __init__(self, positions: tuple[int, ...], fetched: Callable[[str], None]) -> None:
         self._positions = list(positions)
@@ -72,22 +72,22 @@ def read(access: Access, start: int, end: int) -> list[int]:
 
 
 @pytest.mark.parametrize("positions", [(), (8,), (8, 50, 90)])
-def test_a_client_that_goes_on_is_waited_for(positions: tuple[int, ...]) -> None:
+def test_a_read_waits_for_a_client_that_makes_progress(positions: tuple[int, ...]) -> None:
     assert read(Access(*positions), 7, 100) == [100]
 
 
-def test_what_lies_behind_the_end_is_not_waited_for() -> None:
+def test_a_read_does_not_wait_for_records_beyond_its_end() -> None:
     assert read(Access(50, 100, 150, 200), 7, 100) == [100]
 
 
 @pytest.mark.parametrize("positions", [(-1001,), (7,), (8, 8), (9, 8)])
-def test_a_client_that_does_not_go_on_is_silent(positions: tuple[int, ...]) -> None:
+def test_a_client_without_progress_counts_as_silent(positions: tuple[int, ...]) -> None:
     with pytest.raises(JournalSilent, match="TB/3: nothing read from 7 on for 15"):
         read(Access(*positions), 7, 100)
 
 
 class Admin:
-    """A client whose broker does not answer in time: it then tells an end that is none. Idle, it counts as false."""
+    """A client whose broker does not answer in time: it returns an invalid end. It is falsy while idle."""
 
     fails: KafkaException | None = None
 
@@ -118,7 +118,7 @@ class OneAdmin:
         return Admin()
 
 
-def test_no_answer_in_time_is_no_end_of_a_partition() -> None:
+def test_a_missing_answer_is_not_the_end_of_a_partition() -> None:
     reader = PartitionReader(OneAdmin())  # type: ignore[arg-type]
     with pytest.raises(
         JournalLost, match=r"TB/3: the broker did not return its end offset within 0\.5 s"
@@ -127,7 +127,7 @@ def test_no_answer_in_time_is_no_end_of_a_partition() -> None:
     assert Topics(Admin()).ends([("TB", 3)], committed=True) == {}  # type: ignore[arg-type]
 
 
-def test_who_asks_again_and_again_uses_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_lookups_use_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.journal.topics.topic_ids", lambda admin, names: {})
     access = OneAdmin()
     ids = TopicIds(access)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_who_asks_again_and_again_uses_one_client(monkeypatch: pytest.MonkeyPatc
     assert access.made == 2
 
 
-def test_a_client_that_got_no_answer_goes_with_who_asked_it() -> None:
+def test_a_client_without_an_answer_is_freed_with_its_user() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -159,7 +159,7 @@ def test_a_client_that_got_no_answer_goes_with_who_asked_it() -> None:
 @pytest.mark.parametrize(
     "error", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE]
 )
-def test_a_coordinator_that_moves_to_another_broker_ends_no_process(error: int) -> None:
+def test_a_moved_coordinator_does_not_end_the_process(error: int) -> None:
     with mock_cluster() as cluster:
         access = KafkaAccess(cluster.bootstrap_servers, "blackbox")
         with closing(PartitionReader(access)) as reader:

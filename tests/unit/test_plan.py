@@ -50,7 +50,7 @@ def view(
     ],
     ids=lambda part: repr(part) if not part or isinstance(part, list) else None,
 )
-def test_changes_of_one_batch_follow_each_other(
+def test_changes_of_one_batch_apply_in_order(
     changes: list[tuple[int, Change]],
     puts: list[int],
     removals: list[int],
@@ -105,19 +105,19 @@ def test_a_cancel_by_the_id_of_what_is_not_pending_changes_nothing(named: dict[s
     assert (list(plan.puts), plan.removals, plan.cancelled) == ([11], [], 0)
 
 
-def test_what_is_to_be_a_dead_letter_is_not_cancelled_by_its_id() -> None:
+def test_a_future_dead_letter_is_not_cancelled_by_its_id() -> None:
     invalid = entry()._replace(reason="not-json")
     plan = resolve([(10, invalid), (11, BY_ID)], view(named={"x": Named(10, False, None)}))
     assert (list(plan.puts), plan.cancelled) == ([10], 0)
 
 
-def test_what_is_below_the_position_is_in_the_index_already() -> None:
+def test_records_below_the_position_are_ignored() -> None:
     plan = resolve([(8, entry("a")), (9, Cancel("b"))], view(holders={"b": 3}))
 
     assert plan == Plan(holders={"b": 3})
 
 
-def test_a_skipped_request_is_not_put() -> None:
+def test_a_skipped_request_is_not_stored() -> None:
     plan = resolve([(10, entry()), (11, entry("a"))], view(skipped={10, 11}))
 
     assert (plan.puts, plan.removals, plan.holders) == ({}, [], {"a": None})
@@ -154,7 +154,7 @@ changes_of_callers = st.one_of(
     st.integers(0, 12),
     st.integers(0, 12),
 )
-def test_a_journal_gives_the_same_entries_however_it_is_cut_into_batches(
+def test_a_journal_gives_the_same_entries_in_batches_of_any_size(
     journal: list[Change | None], skipped: set[int], one_cut: int, other_cut: int
 ) -> None:
     cuts = [0, *sorted((one_cut, other_cut)), len(journal)]
@@ -192,7 +192,7 @@ def carried(
     return Carried(previous, min(previous, origin), caller_id, asked)
 
 
-def test_a_request_beyond_the_horizon_is_no_entry_and_holds_its_caller_id() -> None:
+def test_a_request_beyond_the_horizon_is_cold_and_keeps_its_caller_id() -> None:
     plan = resolve([(10, Cold("a")), (11, Cold(None))], view())
 
     assert (plan.puts, plan.to_cold, plan.holders) == ({}, {10, 11}, {"a": 10})
@@ -208,45 +208,45 @@ def test_a_cold_request_is_ended_like_any_other(ending: Change) -> None:
     assert later.replaced + later.cancelled == 1
 
 
-def test_a_carried_request_takes_the_place_of_the_cold_one() -> None:
+def test_a_carried_request_replaces_the_cold_one() -> None:
     plan = resolve([(12, carried(3, "a"))], view(holders={"a": 3}, cold={3}))
 
     assert (list(plan.puts), plan.from_cold, plan.holders) == ([12], {3}, {"a": 12})
     assert (plan.carried, plan.replaced) == ({12}, 0)
 
 
-def test_a_request_that_is_written_anew_stays_cold() -> None:
+def test_a_renewed_request_stays_cold() -> None:
     plan = resolve([(12, carried(3, "a", is_cold=True))], view(holders={"a": 3}, cold={3}))
 
     assert (plan.puts, plan.to_cold, plan.from_cold) == ({}, {12}, {3})
     assert plan.holders == {"a": 12}
 
 
-def test_a_request_is_carried_once_however_often_its_record_is_written() -> None:
+def test_a_request_is_carried_once_even_if_several_records_carry_it() -> None:
     changes: list[tuple[int, Change]] = [(12, carried(3)), (13, carried(3)), (14, carried(12))]
 
     assert list(resolve(changes, view(cold={3})).puts) == [12]
 
 
 @pytest.mark.parametrize("ending", [Cancel("a"), entry("a")])
-def test_what_was_ended_before_it_was_carried_stays_ended(ending: Change) -> None:
+def test_a_request_that_ended_before_it_was_carried_stays_ended(ending: Change) -> None:
     plan = resolve([(11, ending), (12, carried(3, "a"))], view(holders={"a": 3}, cold={3}))
 
     assert 12 not in plan.puts
 
 
-def test_a_request_that_is_in_the_index_itself_is_not_carried() -> None:
+def test_a_hot_request_is_not_carried() -> None:
     assert resolve([(10, entry()), (12, carried(10)), (13, carried(3))], view()).puts.keys() == {10}
 
 
-def test_a_carried_request_that_was_delivered_ends_the_one_it_carried() -> None:
+def test_a_delivered_carried_request_ends_the_request_that_it_carried() -> None:
     changes: list[tuple[int, Change]] = [(10, entry()), (12, carried(10)), (13, carried(3))]
     plan = resolve(changes, view(skipped={12, 13}))
 
     assert (plan.puts, set(plan.removals)) == ({}, {3, 10})
 
 
-def test_a_carried_request_that_was_delivered_ends_the_one_it_all_began_with() -> None:
+def test_a_delivered_carried_request_ends_its_original_request() -> None:
     changes: list[tuple[int, Change]] = [
         (10, entry()),
         (12, carried(10, is_cold=True)),
@@ -257,7 +257,7 @@ def test_a_carried_request_that_was_delivered_ends_the_one_it_all_began_with() -
 
 
 def behind(known_from: int = 5, told: int = 14, ignored: tuple[int, ...] = ()) -> View:
-    """An index that was begun at `known_from`, by receipts that told of what came up to `told`."""
+    """An index that starts at `begun_at`; receipts have recorded the verdicts below `told`."""
     named = {"id of 3": Named(3, False, None), "id of 9": Named(9, False, None)}
     found = view(known_from=known_from, named=named)
     return found._replace(verdicts_below=told, ignored=set(ignored))
@@ -270,7 +270,7 @@ TOO_LATE = entry()._replace(reason="too-late")
     ("told", "ignored", "counts"),
     [(14, (), True), (13, (), True), (12, (), False), (14, (12,), False), (14, (11, 13), True)],
 )
-def test_a_carried_record_of_a_request_before_the_index_began_counts_as_receipts_told(
+def test_the_recorded_verdict_decides_on_a_carried_record_of_an_unknown_request(
     told: int, ignored: tuple[int, ...], counts: bool
 ) -> None:
     plan = resolve([(12, carried(3, "a"))], behind(told=told, ignored=ignored))
@@ -283,7 +283,7 @@ def test_a_carried_record_of_a_request_before_the_index_began_counts_as_receipts
     ("told", "ignored", "counts"),
     [(14, (), True), (13, (), True), (12, (), False), (14, (12,), False), (14, (11, 13), True)],
 )
-def test_a_replacement_of_a_request_before_the_index_began_is_in_time_as_receipts_told(
+def test_the_recorded_verdict_decides_on_a_replacement_of_an_unknown_request(
     told: int, ignored: tuple[int, ...], counts: bool
 ) -> None:
     change = Replacement("id of 3", None, entry(), TOO_LATE)
@@ -294,7 +294,7 @@ def test_a_replacement_of_a_request_before_the_index_began_is_in_time_as_receipt
     assert (plan.replaced, plan.ignored) == ((1, set()) if counts else (0, {12}))
 
 
-def test_what_receipts_told_is_not_asked_about_requests_that_the_index_knows() -> None:
+def test_recorded_verdicts_do_not_apply_to_requests_that_the_index_knows() -> None:
     changes: list[tuple[int, Change]] = [
         (12, carried(9)),
         (13, Replacement("id of 9", None, entry(), TOO_LATE)),
@@ -306,7 +306,7 @@ def test_what_receipts_told_is_not_asked_about_requests_that_the_index_knows() -
 
 
 @pytest.mark.parametrize("told", [{"ignored": {13}}, {"too_late": {13}}])
-def test_a_replacement_that_was_too_late_stays_it_whatever_is_pending_now(
+def test_a_replacement_recorded_as_too_late_stays_too_late(
     told: dict[str, set[int]],
 ) -> None:
     named = {"x": Named(3, True, "a")}
@@ -318,7 +318,7 @@ def test_a_replacement_that_was_too_late_stays_it_whatever_is_pending_now(
 
 
 @pytest.mark.parametrize("is_cold", [True, False], ids=["renewed", "delivered"])
-def test_whether_a_first_id_finds_what_was_carried_does_not_depend_on_batches(
+def test_a_first_id_has_the_same_effect_in_batches_of_any_size(
     is_cold: bool,
 ) -> None:
     skipped = set() if is_cold else {11}
@@ -337,13 +337,13 @@ def test_whether_a_first_id_finds_what_was_carried_does_not_depend_on_batches(
     assert at_once.to_cold == ({11} if is_cold else set())
 
 
-def test_a_carried_record_that_was_delivered_counted_whatever_receipts_told() -> None:
+def test_a_delivered_carried_record_counts_even_if_recorded_as_ignored() -> None:
     plan = resolve([(12, carried(3, "a"))], behind(ignored=(12,))._replace(skipped={12}))
 
     assert (plan.puts, plan.carried, plan.ignored) == ({}, {12}, set())
 
 
-def test_a_cancel_by_the_first_id_ends_what_was_carried_into_the_index() -> None:
+def test_a_cancel_by_the_first_id_ends_the_carried_entry() -> None:
     found = view(named={"x": Named(7, True, "a", origin=3)}, holders={"a": 7})
 
     plan = resolve([(10, BY_ID)], found)
@@ -351,7 +351,7 @@ def test_a_cancel_by_the_first_id_ends_what_was_carried_into_the_index() -> None
     assert (plan.removals, plan.holders, plan.cancelled) == ([7], {"a": None}, 1)
 
 
-def test_a_cancel_by_the_first_id_ends_a_cold_request_when_it_is_carried_on() -> None:
+def test_a_cancel_by_the_first_id_ends_a_renewed_request_when_it_is_carried() -> None:
     found = view(named={"x": Named(3, False, None)}, cold={5})._replace(has_cold=True)
 
     at_once = resolve(
@@ -365,7 +365,7 @@ def test_a_cancel_by_the_first_id_ends_a_cold_request_when_it_is_carried_on() ->
         assert 11 in plan.ignored
 
 
-def test_a_cancel_ends_no_request_that_is_asked_for_behind_it() -> None:
+def test_a_cancel_ends_no_later_request() -> None:
     found = view(named={"x": Named(12, False, None)})._replace(
         has_cold=True, cancelled_cold={12: 10}
     )
@@ -376,7 +376,7 @@ def test_a_cancel_ends_no_request_that_is_asked_for_behind_it() -> None:
     ).moved == {4: 11}
 
 
-def test_a_cancel_by_id_of_a_request_before_the_index_began_changes_nothing() -> None:
+def test_a_cancel_by_id_of_an_unknown_request_changes_nothing() -> None:
     plan = resolve([(12, Cancel(None, "id of 3"))], behind())
 
     assert (plan.puts, plan.removals, plan.cancelled) == ({}, [], 0)
@@ -396,7 +396,7 @@ def test_records_that_count_are_not_ignored() -> None:
 
 
 @pytest.mark.parametrize(("named", "counts"), [(3, False), (5, True), (9, True), (10, False)])
-def test_what_names_a_request_that_was_removed_unread_counts_up_to_where_it_was_noticed(
+def test_records_that_name_a_removed_unread_request_count_up_to_a_limit(
     named: int, counts: bool
 ) -> None:
     found = view(named={"x": Named(named, False, None)})._replace(gap=Gap(5, 10, 20))
@@ -413,7 +413,7 @@ def test_what_names_a_request_that_was_removed_unread_counts_up_to_where_it_was_
     ("is_pending", "puts", "removals", "holder"),
     [(True, [10], [3, 5], 10), (False, [10], [], 5)],
 )
-def test_a_replacement_by_id_ends_what_is_pending_under_its_caller_id_only_if_it_is_in_time(
+def test_only_a_timely_replacement_ends_the_request_with_its_caller_id(
     is_pending: bool, puts: list[int], removals: list[int], holder: int
 ) -> None:
     named = {"id of 3": Named(3, is_pending, None)}

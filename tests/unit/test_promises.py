@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_promise_names_a_test() -> None:
+def test_every_guarantee_names_a_test() -> None:
     page = PAGE.read_text()
     rows = [line for line in page.splitlines() if line.startswith("| **")]
     for row in rows:
@@ -37,7 +37,7 @@ NO_TOOL = "from tests.conftest import missing_tool; missing_tool('no faketime')"
 @pytest.mark.parametrize(
     ("body", "code"), [("assert True", 0), (SKIP, 1), (NO_SERVER, 1), (None, 1)]
 )
-def test_a_run_without_a_test_that_was_promised_fails(
+def test_a_run_fails_if_a_test_of_a_guarantee_did_not_pass(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, body: str | None, code: int
 ) -> None:
     promised = f"def test_promise(): {body}" if body else ""
@@ -57,7 +57,7 @@ def test_promise(tool): pass
 
 
 @pytest.mark.parametrize("promised", ["def test_promise(): {}", PARAMETERS, FIXTURE])
-def test_a_tool_that_a_laptop_lacks_fails_no_run_and_is_told(
+def test_a_missing_tool_on_a_laptop_is_reported_and_fails_no_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promised: str
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
@@ -67,7 +67,7 @@ def test_a_tool_that_a_laptop_lacks_fails_no_run_and_is_told(
     run.stdout.fnmatch_lines([told])
 
 
-def test_what_fails_beside_a_tool_that_is_missing_fails_the_run(
+def test_a_failure_beside_a_missing_tool_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
@@ -79,7 +79,7 @@ def test_what_fails_beside_a_tool_that_is_missing_fails_the_run(
     )
 
 
-def test_in_ci_a_tool_that_is_missing_fails_the_run(
+def test_a_missing_tool_fails_the_run_in_ci(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")
@@ -89,14 +89,14 @@ def test_in_ci_a_tool_that_is_missing_fails_the_run(
 
 
 @pytest.mark.parametrize(("is_proof", "code"), [(False, 0), (True, 1)])
-def test_what_takes_long_is_required_of_a_proof_alone(
+def test_a_test_marked_proof_is_required_only_in_a_proof(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, is_proof: bool, code: int
 ) -> None:
     promised = f"import pytest\n@pytest.mark.proof\ndef test_promise(): {SKIP}"
     assert run_whole(pytester, monkeypatch, promised, f"Promises(is_proof={is_proof})").ret == code
 
 
-def test_a_proof_tells_of_each_guarantee_what_its_tests_came_to(
+def test_the_page_of_a_proof_shows_the_results_of_each_guarantee(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = "ProofPage(__import__('pathlib').Path('proof.md'))"

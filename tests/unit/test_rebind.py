@@ -1,4 +1,4 @@
-"""What is decided about an index that belongs to something else, and what a rebuild makes of it later."""
+"""Decisions about an index that belongs to another topic, cluster or group, and later rebuilds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _writes_to_lists(monkeypatch: pytest.MonkeyPatch, journal: FakeJournal) -> N
 
 @dataclass
 class AskingWriter(FakeWriter):
-    """Asks for requests again, in lists."""
+    """Writes requests again, to lists."""
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
         self._ask()
@@ -79,7 +79,7 @@ class AskingWriter(FakeWriter):
 
 
 class Run(_TopicRebind):
-    """Over journals in lists."""
+    """A rebind with journals in lists."""
 
     def __init__(self, journal: FakeJournal, pending: str = "drop", ours: Binding = OURS) -> None:
         self._ours = ours
@@ -109,11 +109,11 @@ class Run(_TopicRebind):
 
 
 @pytest.mark.parametrize(("pending", "letters"), [("drop", 0), ("deliver", 1)])
-def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_delivers_nothing_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_an_index_older_than_the_first_barrier_of_its_topic_is_rebuilt(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     pending: str, letters: int,
 ) -> None:  # fmt: skip
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     make().open()
     journal.append(delivered(0, 1))
     client.flushall()
@@ -129,11 +129,11 @@ def test_an_index_older_than_the_first_opening_of_the_topic_is_rebuilt_and_deliv
 
 
 @pytest.mark.parametrize(("pending", "left"), [("drop", [2]), ("deliver", [2, 3])])
-def test_what_another_group_delivered_of_a_new_topic_is_not_delivered_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_requests_that_another_group_delivered_are_not_delivered_again(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     pending: str, left: list[int],
 ) -> None:  # fmt: skip
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     theirs = Receipt(1, barrier=True, topic_id="old", group="theirs")
     journal.append(theirs)
     journal.append(replace(theirs, topic_id="topic", mark=Mark(0, 2)))
@@ -147,8 +147,8 @@ def test_what_another_group_delivered_of_a_new_topic_is_not_delivered_again(
     assert held(client).offsets() == left
 
 
-def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_rebind_starts_an_index_for_a_new_topic_that_was_never_opened(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     journal.topic_id = "old"
     make().open()
@@ -156,7 +156,7 @@ def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened
     client.flushall()
     empty_index.load()
     journal.topic_id = "topic"
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
 
     Run(journal).run(empty_index)
@@ -165,10 +165,10 @@ def test_an_index_of_an_old_topic_is_begun_at_the_new_one_that_nobody_has_opened
     assert held(client).offsets() == [0, 1]
 
 
-def test_a_group_that_took_over_an_index_opens_its_shard_also_when_redis_is_lost_right_after(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_group_opens_a_rebound_shard_although_redis_is_lost(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(delivered(0))
     make().open()
@@ -185,8 +185,8 @@ def test_a_group_that_took_over_an_index_opens_its_shard_also_when_redis_is_lost
 OTHERS = OURS._replace(receipts_id="others")
 
 
-def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_again(
-    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_requests_that_a_killed_owner_delivered_are_not_written_again(
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
@@ -199,8 +199,8 @@ def test_what_its_last_owner_delivered_before_it_was_killed_is_not_asked_for_aga
     assert (done.again, len(journal.request_records)) == (1, 1)
 
 
-def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_known(
-    empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_doubtful_requests_are_not_written_again_before_they_are_checked(
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
@@ -217,7 +217,7 @@ def test_what_may_have_been_delivered_is_not_asked_for_again_before_that_is_know
     assert (done.again, len(journal.request_records)) == (1, 1)
 
 
-def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_who_rebinds(
+def test_a_rebind_knows_cancels_and_receipts_of_doubtful_requests(
     empty_index: ShardIndex, journal: FakeJournal
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -227,18 +227,18 @@ def test_what_was_ended_while_in_doubt_or_told_not_to_be_delivered_is_known_to_w
     journal.absent = {0}
     journal.append(
         Receipt(1, void=[1], read=1)
-    )  # its place is gone since, and would count as filled
+    )  # its place is gone since then, and would count as delivered
 
     done = Run(journal, "deliver").run(empty_index)
 
     assert done.again == 2
 
 
-def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_have_ended(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_receipts_end_only_the_lost_requests_of_a_shortened_log(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS)
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     store(empty_index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
     journal.append(delivered(0, 2))
     del journal.request_records[1:]
@@ -250,13 +250,13 @@ def test_of_what_was_delivered_after_a_log_lost_its_end_only_the_lost_requests_h
     assert held(client).offsets() == [1]
 
 
-def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_counts(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_later_records_with_the_same_caller_id_in_a_new_topic_take_precedence(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     before = {n: entry(caller_id=name) for n, name in enumerate(("moved", "cancelled", "left"))}
     store(empty_index, 0, 3, before)
-    asked(request("moved"), Cancel("cancelled"))
+    write_records(request("moved"), Cancel("cancelled"))
 
     done = Run(journal, "deliver").run(empty_index)
     make().open()
@@ -265,12 +265,12 @@ def test_what_callers_wrote_under_the_same_id_since_a_topic_was_created_again_co
     assert held(client).offsets() == [0, 2]
 
 
-def test_what_was_cancelled_by_its_id_since_a_topic_was_created_again_is_not_asked_for_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 8, {5: entry(), 6: entry(), 0: entry()})
-    asked(
+    write_records(
         request(),
         Cancel(None, request_id(SHARD, 5)),
         Cancel(None, request_id(SHARD, 0)),  # of the new request of that id
@@ -283,8 +283,8 @@ def test_what_was_cancelled_by_its_id_since_a_topic_was_created_again_is_not_ask
     assert held(client).offsets() == [3, 4]
 
 
-def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -307,8 +307,8 @@ def test_a_rebind_that_was_frozen_until_another_was_done_changes_nothing_more(
     assert held(client).offsets() == [0, 1, 2]
 
 
-def test_a_rebind_that_waits_while_another_is_done_takes_nothing_that_is_pending_then(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written,
+def test_a_rebind_that_waits_for_another_does_not_change_its_result(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -328,7 +328,7 @@ def test_a_rebind_that_waits_while_another_is_done_takes_nothing_that_is_pending
     assert len(journal.request_records) == 3
 
 
-def test_what_was_to_become_a_dead_letter_does_and_is_not_asked_for_again(
+def test_a_rebind_writes_a_future_dead_letter_and_not_its_request(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -355,7 +355,7 @@ def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(
     assert ("blackbox-reason", "payload-lost") in SENT[1].headers
 
 
-def test_a_topic_for_dead_letters_that_is_missing_is_named_and_nothing_is_lost(
+def test_a_rebind_names_a_missing_dead_letter_topic_and_loses_nothing(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -373,7 +373,7 @@ def keep(client: Any) -> dict[bytes, bytes]:
     return {key: client.dump(key) for key in client.keys("*")}
 
 
-def give_back(client: Any, then: dict[bytes, bytes]) -> None:
+def restore_keys(client: Any, then: dict[bytes, bytes]) -> None:
     client.flushall()
     for key, value in then.items():
         client.restore(key, 0, value)
@@ -389,8 +389,8 @@ def killed(*_: Any, **__: Any) -> None:
 )
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["kept", "lost"])
-def test_what_a_rebind_wrote_that_was_killed_after_its_commit_is_not_written_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_rebind_killed_after_its_commit_writes_nothing_twice(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str, moment: str, is_lost: bool,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
@@ -415,7 +415,7 @@ def test_what_a_rebind_wrote_that_was_killed_after_its_commit_is_not_written_twi
 @pytest.mark.parametrize("receipts_id", ["receipts", "others"])
 @pytest.mark.parametrize("topic_id", ["old", "topic"], ids=["created-again", "cut"])
 def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, topic_id: str, receipts_id: str,
 ) -> None:  # fmt: skip
     theirs = OURS._replace(topic_id=topic_id, receipts_id=receipts_id)
@@ -437,12 +437,12 @@ def test_a_rebind_that_was_killed_before_its_commit_has_changed_nothing(
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["created-again", "cut"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["interrupted", "done"])
-def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_redis_rolled_back_before_a_rebind_writes_nothing_twice(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, is_cut: bool, is_done: bool,
 ) -> None:  # fmt: skip
     journal.topic_id = "topic" if is_cut else "old"
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     journal.topic_id = "topic"
     then = keep(client)
@@ -461,11 +461,11 @@ def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
         else:
             Run(journal, "deliver").run(empty_index)
     if is_done:
-        asked(request())
+        write_records(request())
         make().open()
         journal.append(delivered(3))
     written = len(journal.request_records)
-    give_back(client, then)
+    restore_keys(client, then)
     Run(journal, "deliver").run(empty_index)
     make().open()
 
@@ -474,11 +474,11 @@ def test_redis_of_before_a_rebind_lets_nothing_be_asked_for_twice(
     assert held(client).offsets() == [one for one in left if not is_done or one != 3]
 
 
-def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
@@ -494,7 +494,7 @@ def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
     make().open()
     journal.append(delivered(3))
 
-    give_back(client, within[0])
+    restore_keys(client, within[0])
     Run(journal, "deliver").run(empty_index)
     make().open()
 
@@ -503,11 +503,11 @@ def test_redis_of_within_a_rebind_that_was_done_delivers_nothing_again(
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be_delivered_again(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_an_old_index_of_a_shortened_log_delivers_nothing_twice(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, is_killed: bool,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     then = keep(client)
     make().open()
@@ -517,7 +517,7 @@ def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be
     make().open()
     journal.append(delivered(3))
 
-    give_back(client, then)
+    restore_keys(client, then)
     client.hset(Keys(SHARD).state, "token", "of an earlier opening")
     if is_killed:
         with monkeypatch.context() as patched:
@@ -531,10 +531,10 @@ def test_an_index_of_before_an_opening_before_a_log_lost_its_end_lets_nothing_be
     assert held(client).offsets() == [0, 1, 2, 4]
 
 
-def test_a_log_that_loses_its_end_once_more_is_noticed_though_nothing_was_read_since(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_second_loss_of_records_is_noticed_although_nothing_was_read(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[3:]
     empty_index.load()
@@ -550,7 +550,7 @@ def test_a_log_that_loses_its_end_once_more_is_noticed_though_nothing_was_read_s
 
 
 @pytest.mark.parametrize("moment", ["commit", "flush"])
-def test_an_index_is_needed_once_more_when_its_topic_is_created_again_while_it_is_written_again(
+def test_a_topic_recreated_during_a_rebind_needs_another_rebind(
     empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -578,10 +578,10 @@ def written_since(journal: FakeJournal) -> None:
     journal.format.parsed[offset] = request()
 
 
-def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_the_log_is_shorter_than_it_was(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_records_after_lost_ones_are_read_although_the_log_is_shorter(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     del journal.request_records[2:]
     written_since(journal)
@@ -594,10 +594,10 @@ def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_the_log_is_shorter
     assert held(client).offsets() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_redis_was_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_records_after_lost_ones_are_read_although_redis_was_lost(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     make().open()
     journal.append(Receipt(5, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
     del journal.request_records[2:]
@@ -610,8 +610,8 @@ def test_what_callers_wrote_behind_a_lost_end_is_read_also_if_redis_was_lost(
     assert held(client).offsets() == [2]
 
 
-def test_a_frozen_owner_that_wakes_while_what_is_pending_is_written_hides_none_of_it(
-    make: Make, empty_index: ShardIndex, others_index: ShardIndex, asked: Written, journal: FakeJournal,
+def test_a_frozen_owner_that_wakes_during_a_rebind_hides_no_request(
+    make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written, journal: FakeJournal,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -633,10 +633,10 @@ def test_a_frozen_owner_that_wakes_while_what_is_pending_is_written_hides_none_o
     assert held(client).offsets() == [0, 1, 2]
 
 
-def test_requests_of_a_lost_end_hold_no_caller_id_and_count_for_no_caller(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_lost_requests_free_their_caller_ids_and_quotas(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request(name) for name in ("a", "b", "c")))
+    write_records(*(request(name) for name in ("a", "b", "c")))
     make().open()
     keys = Keys(SHARD)
     client.hset(keys.ids, "cold", member(2))
@@ -667,7 +667,7 @@ class NotSoMany(AskingWriter):
         return super().flush(hopeless)
 
 
-def test_records_that_kafka_takes_only_in_smaller_batches_are_all_asked_for_again(
+def test_a_rebind_writes_all_requests_although_kafka_limits_the_batch(
     make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -681,7 +681,7 @@ def test_records_that_kafka_takes_only_in_smaller_batches_are_all_asked_for_agai
     assert held(client).offsets() == list(range(25))
 
 
-def test_former_partitions_are_not_forgotten_when_a_run_is_interrupted_among_them(
+def test_an_interrupted_rebind_continues_with_former_partitions(
     journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in range(4):
@@ -712,12 +712,12 @@ def test_former_partitions_are_not_forgotten_when_a_run_is_interrupted_among_the
     assert client.keys("*:state") == []
 
 
-def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where_the_index_was(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_an_interrupted_rebind_to_another_cluster_can_be_undone(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS)
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     make().open()
     journal.append(delivered(1))
     make().open()
@@ -744,7 +744,7 @@ def test_a_rebind_to_another_cluster_that_was_interrupted_is_undone_by_one_where
     ("former", "keeps"),
     [([0, 1, 2, 3], True), ([3], True), ([0, 1], False), ([5], False), ([], True)],
 )
-def test_requests_leave_their_partitions_only_if_a_topic_was_created_again_with_another_number(
+def test_requests_keep_their_partitions_unless_the_number_changed(
     former: list[int], keeps: bool
 ) -> None:
     assert keep_partitions(former, 4) is keeps
@@ -756,7 +756,7 @@ def too_large(outgoing: Outgoing) -> Any:
 
 @pytest.mark.parametrize("exactly_once", [True, False])
 @pytest.mark.parametrize("who", ["fails", "refuses"])
-def test_a_request_that_kafka_does_not_take_again_becomes_a_dead_letter_and_holds_up_no_other(
+def test_a_rebind_dead_letters_a_request_that_kafka_refuses(
     make: Make, empty_index: ShardIndex, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, who: str, exactly_once: bool,
 ) -> None:  # fmt: skip
@@ -779,15 +779,15 @@ def no_threes(outgoing: Outgoing) -> Any:
     return (Reason.REFUSED, "no") if outgoing.offset == 3 and outgoing.topic != "dead" else None
 
 
-def test_what_a_log_lost_is_all_asked_for_again_when_some_of_it_is_refused(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_rebind_writes_all_lost_requests_although_kafka_refuses_one(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(leftovers, "AT_ONCE", 3)
     monkeypatch.setattr(
         rebinding, "ShardWriter", lambda *_, **__: AskingWriter(journal, fails=no_threes)
     )
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS)
     order = [3, 5, 1, 0, 4, 2]
     store(empty_index, 0, 6, {offset: entry(LATER_MS + n) for n, offset in enumerate(order)})
@@ -799,10 +799,10 @@ def test_what_a_log_lost_is_all_asked_for_again_when_some_of_it_is_refused(
     assert sorted(held(client).offsets()) == [0, 1, 2, 3, 4]
 
 
-def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_new_ones(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_an_index_older_than_its_new_receipts_is_rebuilt_from_them(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=LATER_MS), request(due_ms=LATER_MS))
+    write_records(request(due_ms=LATER_MS), request(due_ms=LATER_MS))
     make().open()
     journal.append(delivered(0, read=2))
     client.flushall()
@@ -817,10 +817,10 @@ def test_an_index_of_before_its_receipts_were_created_again_is_rebuilt_from_the_
 
 
 @pytest.mark.parametrize("group", ["blackbox", "others"])
-def test_what_new_receipts_do_not_tell_is_unknown_also_when_redis_is_lost_before_the_first_opening(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, group: str
+def test_outcomes_missing_in_new_receipts_are_unknown_although_redis_is_lost(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any, group: str
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 1, {0: entry()})
 
@@ -831,7 +831,7 @@ def test_what_new_receipts_do_not_tell_is_unknown_also_when_redis_is_lost_before
     assert reasons(client) == {0: Reason.OUTCOME_UNKNOWN}
 
 
-def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_for_twice(
+def test_a_removed_partition_keeps_no_index_and_is_written_again_once(
     empty_index: ShardIndex, journal: FakeJournal, client: Any
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -855,11 +855,11 @@ def test_a_partition_that_a_topic_has_no_more_keeps_no_index_and_is_not_asked_fo
     assert second.why == INTERRUPTED
 
 
-def test_an_index_is_bound_anew_also_when_redis_is_full(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_rebind_works_in_a_full_redis(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     make().open()
     empty_index.load()
     run, exec_ = Run(journal, ours=OURS._replace(group="others")), ShardIndex._exec
@@ -879,15 +879,15 @@ def test_an_index_is_bound_anew_also_when_redis_is_full(
     replace(make(), group="others").open()
 
 
-def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_after_that(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_outcomes_of_deleted_receipts_are_unknown_if_redis_is_lost_later(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OTHERS, mark=Mark(2, 7))
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     assert make().open().mark is None
-    asked(request(due_ms=LATER_MS))
+    write_records(request(due_ms=LATER_MS))
     client.flushall()
 
     make().open()
@@ -895,16 +895,16 @@ def test_outcomes_of_receipts_that_were_deleted_are_unknown_when_redis_is_lost_a
     assert reasons(client) == {0: Reason.OUTCOME_UNKNOWN, 1: Reason.OUTCOME_UNKNOWN, 2: None}
 
 
-def test_a_mark_that_all_has_ended_below_leaves_nothing_unknown_of_receipts_that_were_deleted(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_new_mark_leaves_no_outcome_of_deleted_receipts_unknown(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OTHERS)
     store(empty_index, 0, 2, {})
     Run(journal, "deliver").run(empty_index)
     make().open()
     journal.append(Receipt(1, read=2, mark=Mark(2, len(journal.receipt_records))))
-    asked(request())
+    write_records(request())
     client.flushall()
 
     make().open()
@@ -912,10 +912,10 @@ def test_a_mark_that_all_has_ended_below_leaves_nothing_unknown_of_receipts_that
     assert reasons(client) == {2: None}
 
 
-def test_a_first_mark_of_new_receipts_is_none_of_the_old_ones(
-    empty_index: ShardIndex, journal: FakeJournal, asked: Written
+def test_a_rebind_to_new_receipts_discards_the_old_mark(
+    empty_index: ShardIndex, journal: FakeJournal, write_records: Written
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(2, 9), binding=OTHERS, mark=Mark(2, 7, [(3, 8)]))
     empty_index.load()
 
@@ -927,10 +927,10 @@ def test_a_first_mark_of_new_receipts_is_none_of_the_old_ones(
     assert kept.unknown_ms > LATER_MS - 3_600_000
 
 
-def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_receipts_of_lost_requests_do_not_end_new_ones_at_their_offsets(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     empty_index.begin(Positions(0, 0), binding=OURS)
     make().open()
     journal.append(delivered(0, 1, 2, 3, 4, read=5))
@@ -939,7 +939,7 @@ def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
     del journal.request_records[2:]
 
     Run(journal, "deliver").run(empty_index)
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     make().open()
     journal.append(delivered(3))
     client.flushall()
@@ -948,19 +948,19 @@ def test_receipts_of_requests_that_a_log_lost_end_none_of_those_in_their_places(
     assert held(client).offsets() == [2, 4]
 
 
-def test_an_index_of_before_a_log_lost_its_end_is_not_told_what_became_of_the_requests_lost(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_an_old_index_ignores_outcomes_of_lost_requests(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(2)))
+    write_records(*(request() for _ in range(2)))
     make().open()
     then = {key: client.dump(key) for key in client.keys("*")}
-    asked(*(request() for _ in range(3)))
+    write_records(*(request() for _ in range(3)))
     make().open()
     journal.append(delivered(0, 2, 3, 4, read=5))
     make().open()
     del journal.request_records[2:]
     Run(journal, "deliver").run(empty_index)
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     client.flushall()
     for key, value in then.items():
         client.restore(key, 0, value)
@@ -970,11 +970,11 @@ def test_an_index_of_before_a_log_lost_its_end_is_not_told_what_became_of_the_re
     assert held(client).offsets() == [1, 2, 3, 4]
 
 
-def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_done_ends_nothing(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_frozen_owners_receipt_of_an_old_topic_ends_no_new_request(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(delivered(1))
     empty_index.load()
@@ -996,16 +996,16 @@ def test_what_an_owner_that_was_frozen_says_of_an_old_topic_before_a_rebind_is_d
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["removed", "kept"])
-def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_rebind(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any, is_kept: bool
+def test_old_receipts_end_no_request_of_a_new_topic_although_redis_is_lost(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any, is_kept: bool
 ) -> None:  # fmt: skip
     journal.append(Receipt(1, barrier=True, topic_id="old", group="blackbox"))
     journal.append(delivered(0, 1))
     empty_index.begin(Positions(2, 4), binding=OURS._replace(topic_id="old"))
     empty_index.load()
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     run = Run(journal)
-    if is_kept:  # as a topic's settings may ask for it
+    if is_kept:  # as a topic's settings may require
         run._trimmer.remove_receipts = lambda *_: None
 
     run.run(empty_index)
@@ -1019,11 +1019,11 @@ def test_old_receipts_tell_nothing_of_a_new_topic_when_redis_is_lost_after_the_r
 @pytest.mark.parametrize("doubt", [Fenced, JournalLost])
 @pytest.mark.parametrize("step", ["begin", "commit"])
 @pytest.mark.parametrize("nth", [0, 1], ids=["taking-over", "asking-again"])
-def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_the_same(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any,
+def test_a_rebind_that_a_service_fences_continues(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     monkeypatch: pytest.MonkeyPatch, nth: int, step: str, doubt: type[Exception],
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
     store(empty_index, 0, 1, {0: entry()})
     real, calls = getattr(AskingWriter, step), iter(range(10))
@@ -1041,10 +1041,10 @@ def test_who_is_fenced_by_a_service_that_tries_to_open_the_shard_rebinds_it_all_
     assert held(client).offsets() == [0, 1]
 
 
-def test_a_mark_beyond_a_lost_end_counts_up_to_there(
-    make: Make, empty_index: ShardIndex, asked: Written, journal: FakeJournal, client: Any
+def test_a_mark_beyond_a_shortened_log_applies_up_to_its_end(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     make().open()
     journal.append(Receipt(1, read=5, mark=Mark(5, 1), topic_id="topic", group="blackbox"))
     client.flushall()
@@ -1052,13 +1052,13 @@ def test_a_mark_beyond_a_lost_end_counts_up_to_there(
 
     Run(journal, "deliver").run(empty_index)
     client.flushall()
-    asked(request())
+    write_records(request())
     make().open()
 
     assert held(client).offsets() == [2]
 
 
-def test_what_has_ended_from_an_offset_on_can_be_forgotten() -> None:
+def test_an_offset_set_forgets_everything_from_an_offset_on() -> None:
     ended = OffsetSet()
     many = [0, 8, 9, SEGMENT - 1, SEGMENT, 3 * SEGMENT + 5]
     ended.add(many)

@@ -1,4 +1,4 @@
-"""What a new owner makes of an index that was lost, or that knows less than the journals, or more."""
+"""How a new owner opens an index that is lost, or that is behind or ahead of the journals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.opening import Make, Written, barriers, counts, delivered, reque
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
 RECEIPT_MS = NOW_MS - 10 * CLOCKS_APART_MS
 BEFORE_MS = RECEIPT_MS + CLOCKS_APART_MS
-"""What was due until then may have had an outcome before a receipt of RECEIPT_MS."""
+"""Requests due by then may have had an outcome before a receipt of RECEIPT_MS."""
 
 
 def mark(requests: int, receipts: int, *, read: int = 0) -> Receipt:
@@ -59,10 +59,10 @@ def reasons(client: Any) -> dict[int, str | None]:
 # the low-water mark
 
 
-def test_a_lost_index_begins_at_the_low_water_mark(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_rebuild_starts_at_the_low_water_mark(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(7)))
+    write_records(*(request() for _ in range(7)))
     journal.append(delivered(0, 1, 2))
     start = journal.append(delivered(3, 5)) + 1
     journal.append(mark(4, start - 1))
@@ -75,10 +75,10 @@ def test_a_lost_index_begins_at_the_low_water_mark(
     assert held(client).positions == Positions(7, 7)
 
 
-def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+def test_receipts_below_the_mark_are_not_applied(
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(*(request() for _ in range(4)))
+    write_records(*(request() for _ in range(4)))
     for offset in range(3):
         journal.append(delivered(offset))
     journal.append(mark(2, 4))
@@ -87,10 +87,10 @@ def test_receipts_below_the_one_that_the_mark_names_are_not_applied(
     assert "receipts 4 to 9" in journal.calls
 
 
-def test_of_two_marks_the_newer_one_counts(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+def test_the_newest_mark_is_used(
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     journal.append(mark(1, 0))
     journal.append(mark(3, 0))
     journal.append(delivered(0))
@@ -101,10 +101,13 @@ def test_of_two_marks_the_newer_one_counts(
 
 
 def test_a_mark_is_found_however_many_receipts_came_after_it(
-    recovery: Recovery, asked: Written, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blackbox.core.receipt_history.FIRST_STRETCH", 2)
-    asked(*(request() for _ in range(50)))
+    write_records(*(request() for _ in range(50)))
     journal.append(mark(45, 0))
     for offset in range(45):
         journal.append(delivered(offset))
@@ -115,10 +118,10 @@ def test_a_mark_is_found_however_many_receipts_came_after_it(
 
 
 @pytest.mark.parametrize("newest", [mark(2, 4), mark(5, 0)], ids=["requests", "receipts"])
-def test_a_mark_below_the_start_of_a_journal_gives_way_to_an_older_one(
-    recovery: Recovery, asked: Written, journal: FakeJournal, newest: Receipt
+def test_an_unusable_mark_is_replaced_by_an_older_usable_one(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, newest: Receipt
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.receipt_records += [None, None]
     journal.append(mark(4, 2))
     journal.append(newest)
@@ -128,11 +131,11 @@ def test_a_mark_below_the_start_of_a_journal_gives_way_to_an_older_one(
     assert reads(journal)[0] == "requests 4 to 6"
 
 
-def test_a_mark_whose_requests_were_removed_is_better_than_none(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+def test_a_rebuild_uses_a_mark_whose_requests_were_partly_removed(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(4))
     journal.append(mark(2, 0))
     journal.first_request = 3
@@ -144,10 +147,14 @@ def test_a_mark_whose_requests_were_removed_is_better_than_none(
     assert "retention removed requests 2 to 3 while some of them were pending" in caplog.text
 
 
-def test_an_index_that_is_at_the_journals_is_never_begun_anew(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+def test_an_index_within_the_journals_is_kept_despite_a_mark(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 1, {0: entry()})
     journal.append(mark(1, 0))
@@ -158,10 +165,14 @@ def test_an_index_that_is_at_the_journals_is_never_begun_anew(
     assert reads(journal)[0] == "requests 1 to 2"
 
 
-def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+def test_an_index_older_than_the_journals_is_rebuilt_from_the_mark(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
+    write_records(*(request("a") for _ in range(2)), *(request() for _ in range(6)))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
     client.zadd(PREFIX + "ignored", {"0" * 16: 0})
@@ -178,7 +189,7 @@ def test_an_index_older_than_what_was_removed_is_emptied_and_begun_at_the_mark(
     assert recovered.gone == 0
 
 
-def test_a_kept_index_says_which_mark_it_was_given(
+def test_a_kept_index_returns_its_stored_mark(
     recovery: Recovery, empty_index: ShardIndex, journal: FakeJournal
 ) -> None:
     journal.receipt_records += [None] * 4
@@ -193,10 +204,10 @@ def test_a_kept_index_says_which_mark_it_was_given(
 
 @pytest.mark.parametrize("older", OLDER)
 def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     older: bytes,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.append(delivered(0))
@@ -207,15 +218,15 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
     assert held(client).offsets() == [1]
 
 
-# what nobody knows any more
+# unknown outcomes
 
 
-def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_letter(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any,
+def test_without_a_mark_requests_due_before_the_first_receipt_are_dead_lettered(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(request(due_ms=BEFORE_MS), request("a", BEFORE_MS), request(due_ms=BEFORE_MS + 1))
-    asked(request(due_ms=0))
+    write_records(request(due_ms=BEFORE_MS), request("a", BEFORE_MS), request(due_ms=BEFORE_MS + 1))
+    write_records(request(due_ms=0))
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -234,10 +245,10 @@ def test_without_a_mark_what_was_due_before_the_first_receipt_becomes_a_dead_let
     assert "receipts begin at 2, and no low-water mark is known" in caplog.text
 
 
-def test_what_recurs_and_whose_outcome_is_unknown_can_still_ask_for_its_next_time(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_recurring_request_of_unknown_outcome_keeps_its_recurrence(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a", BEFORE_MS)._replace(recurs="every 60000"))
+    write_records(request("a", BEFORE_MS)._replace(recurs="every 60000"))
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -249,10 +260,10 @@ def test_what_recurs_and_whose_outcome_is_unknown_can_still_ask_for_its_next_tim
     assert (letter.target, letter.message, letter.recurs) == ("orders", b"hi", "every 60000")
 
 
-def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_receipts_from_offset_0_leave_no_outcome_unknown(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=0), request(due_ms=BEFORE_MS))
+    write_records(request(due_ms=0), request(due_ms=BEFORE_MS))
     journal.append(delivered(at_ms=RECEIPT_MS))
 
     recovery.open()
@@ -260,10 +271,10 @@ def test_receipts_that_begin_at_their_first_one_leave_nothing_unknown(
     assert reasons(client) == {0: None, 1: None}
 
 
-def test_a_mark_leaves_nothing_unknown_wherever_the_receipts_begin(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_mark_leaves_no_outcome_unknown(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(due_ms=0), request(due_ms=0))
+    write_records(request(due_ms=0), request(due_ms=0))
     journal.receipt_records += [None, None]
     journal.append(Receipt(RECEIPT_MS, mark=Mark(1, 2)))
     journal.first_receipt = 2
@@ -274,13 +285,13 @@ def test_a_mark_leaves_nothing_unknown_wherever_the_receipts_begin(
 
 
 def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
     later = request(due_ms=BEFORE_MS + 1)
-    asked(later, at_ms=RECEIPT_MS)
-    asked(later, headers=replaces(0), at_ms=BEFORE_MS)
-    asked(later, at_ms=BEFORE_MS + 1)
-    asked(later, headers=replaces(2), at_ms=BEFORE_MS + 1)
+    write_records(later, at_ms=RECEIPT_MS)
+    write_records(later, headers=replaces(0), at_ms=BEFORE_MS)
+    write_records(later, at_ms=BEFORE_MS + 1)
+    write_records(later, headers=replaces(2), at_ms=BEFORE_MS + 1)
     journal.receipt_records += [None, None]
     journal.append(delivered(at_ms=RECEIPT_MS))
     journal.first_receipt = 2
@@ -290,12 +301,12 @@ def test_a_replacement_by_id_that_may_have_been_too_late_becomes_a_dead_letter(
     assert reasons(client) == {1: "outcome-unknown", 3: None}
 
 
-def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was_due_before(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_a_kept_index_without_its_receipts_dead_letters_earlier_requests(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     due_ms = [BEFORE_MS, 0, BEFORE_MS + 1, NOW_MS, 0]
-    asked(*(request(due_ms=at_ms) for at_ms in due_ms))
+    write_records(*(request(due_ms=at_ms) for at_ms in due_ms))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 5, {o: Entry(*request(due_ms=at)) for o, at in enumerate(due_ms)})
     before = held(client).due
@@ -313,7 +324,7 @@ def test_a_kept_index_whose_receipts_were_removed_makes_dead_letters_of_what_was
     assert "3 pending requests that may have been delivered become dead letters" in caplog.text
 
 
-def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
+def test_many_requests_of_unknown_outcome_are_processed_in_chunks(
     index: ShardIndex, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("commands", "postponing"):
@@ -330,12 +341,16 @@ def test_many_requests_of_unknown_outcome_are_looked_at_in_parts(
 # requests lost to retention
 
 
-def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+def test_a_replacement_after_removed_records_replaces_a_pending_request(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(*(request() for _ in range(6)))
-    asked(request(), headers=replaces(1))
-    asked(request(), headers=replaces(1))
+    write_records(*(request() for _ in range(6)))
+    write_records(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(1))
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry()})
     journal.first_request = 6
@@ -345,7 +360,7 @@ def test_a_pending_request_is_replaced_by_id_from_behind_a_gap(
     assert reasons(client) == {0: None, 6: None, 7: "too-late"}
 
 
-# a rebuild that is cut short
+# interrupted rebuilds
 
 
 def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
@@ -360,11 +375,13 @@ def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
 
 
 @pytest.mark.parametrize("start", [2, 4, 6])
-def test_a_rebuild_that_was_cut_short_goes_on_and_ends_as_if_it_had_not_been(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_an_interrupted_rebuild_continues_to_the_same_result(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, start: int,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(5)), request("a"), request("a"), Cancel("b"), request())
+    write_records(
+        *(request() for _ in range(5)), request("a"), request("a"), Cancel("b"), request()
+    )
     journal.read_at_once = 2
     journal.append(delivered(2))
     journal.append(delivered(4, 8))
@@ -381,11 +398,11 @@ def test_a_rebuild_that_was_cut_short_goes_on_and_ends_as_if_it_had_not_been(
     assert (held(client).skip, client.hexists(PREFIX + "state", "rebuild")) == (set(), False)
 
 
-def test_a_rebuild_that_was_cut_short_still_knows_what_nobody_knows_any_more(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_an_interrupted_rebuild_keeps_unknown_outcomes(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
-    asked(*(request(due_ms=BEFORE_MS) for _ in range(4)))
+    write_records(*(request(due_ms=BEFORE_MS) for _ in range(4)))
     journal.read_at_once = 2
     journal.receipt_records += [None, None]
     journal.append(delivered(3, at_ms=RECEIPT_MS))
@@ -398,11 +415,11 @@ def test_a_rebuild_that_was_cut_short_still_knows_what_nobody_knows_any_more(
     assert reasons(client) == dict.fromkeys([0, 1, 2], "outcome-unknown")
 
 
-def test_a_rebuild_that_was_cut_short_begins_anew_when_its_journals_were_trimmed_meanwhile(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_an_interrupted_rebuild_starts_over_if_its_journals_were_trimmed(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(8)))
+    write_records(*(request() for _ in range(8)))
     journal.read_at_once = 2
 
     with pytest.raises(JournalLost):
@@ -415,11 +432,11 @@ def test_a_rebuild_that_was_cut_short_begins_anew_when_its_journals_were_trimmed
     assert held(client).offsets() == [5, 7]
 
 
-def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
+def test_only_the_rebuilding_owner_stores_requests(
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, others_index: ShardIndex,
     client: Any,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     refusals: list[str] = []
 
     def apply(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -440,11 +457,11 @@ def test_nobody_else_stores_requests_while_an_index_is_rebuilt(
     store(others_index, 2, 3, {2: entry()})
 
 
-def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_more(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_an_owner_whose_rebuild_another_continues_stores_nothing(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(4)))
+    write_records(*(request() for _ in range(4)))
     journal.read_at_once = 2
     for index in (empty_index, others_index):
         with pytest.raises(JournalLost):
@@ -457,11 +474,11 @@ def test_who_began_a_rebuild_that_another_owner_goes_on_with_stores_nothing_any_
 
 
 @pytest.mark.parametrize("key", ["due", "ids", "cold"])
-def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+def test_the_loss_of_a_single_key_causes_a_rebuild(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     caplog: pytest.LogCaptureFixture, key: str,
 ) -> None:  # fmt: skip
-    asked(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
+    write_records(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
     journal.append(delivered(0))
     intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
@@ -483,12 +500,12 @@ def test_a_key_that_is_lost_alone_is_noticed_and_the_index_is_rebuilt(
     )
 
 
-def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_it_on(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+def test_a_request_delivered_by_its_first_record_is_not_delivered_when_carried(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
 ) -> None:
-    asked(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
-    asked(request("a"), headers=carries(0))
-    asked(request("b"), headers=carries(1))
+    write_records(request("a", due_ms=NOW_MS + 1000), request("b", due_ms=NOW_MS + 1000))
+    write_records(request("a"), headers=carries(0))
+    write_records(request("b"), headers=carries(1))
     intake = Intake(journal.format, empty_index, 500)
     recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
     recovery.open()
@@ -501,11 +518,11 @@ def test_what_was_delivered_by_its_first_record_is_not_by_the_one_that_carries_i
 
 
 @pytest.mark.parametrize(("read", "is_known"), [(0, True), (3, False)])
-def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_letters(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
+def test_requests_read_before_all_receipts_were_deleted_become_dead_letters(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, read: int, is_known: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(request(), request(), request(due_ms=NOW_MS + 2 * CLOCKS_APART_MS))
+    write_records(request(), request(), request(due_ms=NOW_MS + 2 * CLOCKS_APART_MS))
     journal.read_before = read
 
     recovery.open()
@@ -516,11 +533,11 @@ def test_requests_that_were_read_before_their_receipts_were_deleted_become_dead_
 
 
 @pytest.mark.parametrize("is_emptied", [False, True], ids=["killed", "redis lost again"])
-def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_done_again(
-    make: Make, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_unknown_outcomes_stay_unknown_in_later_rebuilds(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any, is_emptied: bool,
 ) -> None:  # fmt: skip
-    asked(*(request(due_ms=1) for _ in range(4)))
+    write_records(*(request(due_ms=1) for _ in range(4)))
     journal.read_at_once, journal.read_before = 2, 4
     with pytest.raises(JournalLost):
         make(apply=dies_at(2, journal, empty_index)).open()
@@ -533,15 +550,15 @@ def test_outcomes_that_are_unknown_stay_so_when_the_rebuild_was_cut_short_or_is_
     assert len(reasons(client)) == 4
 
 
-def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_shortened_log_with_new_records_keeps_the_shard_closed(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     recovery.open()
     before = held(client)
     recovery.open()
     journal.request_records[1:] = []
-    asked(request(), request(), at_ms=5)
+    write_records(request(), request(), at_ms=5)
     before = held(client)
 
     with pytest.raises(Shortened, match=r"the record at 1 .* blackbox rebind TB --pending deliver"):
@@ -554,15 +571,15 @@ def test_a_log_that_was_cut_off_and_written_on_since_is_not_gone_on_with(
 
 
 def fills_up(count: int) -> Any:
-    """Redis has room for so many batches."""
+    """Redis has room for this number of batches."""
     left = iter([True] * count)
     return lambda: next(left, False)
 
 
-def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+def test_a_shard_opens_in_a_nearly_full_redis_with_requests_left_in_kafka(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(1, 4))
     journal.read_at_once = 2
 
@@ -574,10 +591,10 @@ def test_a_redis_that_is_nearly_full_opens_with_the_rest_still_in_kafka(
     assert held(client).offsets() == [0, 2, 3, 5]
 
 
-def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+def test_removals_are_stored_only_for_requests_not_yet_read(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.append(delivered(0, 1, 2, 3, 5))
     journal.append(delivered(SEGMENT + 7))
     journal.read_at_once = 3
@@ -588,13 +605,13 @@ def test_removals_are_remembered_only_of_requests_that_are_not_read_yet(
     assert held(client).positions == Positions(3, 5)
 
 
-def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+def test_a_delivered_request_left_in_kafka_ends_the_one_it_carried(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
-    asked(request(), headers=carries(0))
-    asked(request(), headers=carries(1))
-    asked(request(), headers=carries(2, origin=0))
+    write_records(request(), request())
+    write_records(request(), headers=carries(0))
+    write_records(request(), headers=carries(1))
+    write_records(request(), headers=carries(2, origin=0))
     journal.append(delivered(4))
     journal.read_at_once = 2
 
@@ -604,13 +621,13 @@ def test_a_delivered_request_that_stays_in_kafka_ends_the_one_it_carried_on(
 
 
 @pytest.mark.parametrize("ended", [(), (3,)], ids=["still to come", "delivered"])
-def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_once(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
+def test_a_replacement_left_in_kafka_ends_its_request_at_once(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any, ended: tuple[int, ...]
 ) -> None:
-    asked(request("a"), request())
-    asked(request(), headers=replaces(1))
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(0))
+    write_records(request("a"), request())
+    write_records(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(0))
     journal.append(delivered(*ended))
     journal.read_at_once = 2
 
@@ -626,14 +643,19 @@ def test_a_replacement_by_id_that_stays_in_kafka_counts_and_ends_the_other_at_on
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["Redis is lost", "Redis went back"])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "room"])
-def test_a_replacement_by_id_that_became_a_dead_letter_ends_nothing_of_what_is_pending_now(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, is_full: bool, is_lost: bool
+def test_a_dead_lettered_replacement_ends_no_pending_request(
+    make: Make,
+    write_records: Written,
+    journal: FakeJournal,
+    client: Any,
+    is_full: bool,
+    is_lost: bool,
 ) -> None:
-    asked(request("a"))
+    write_records(request("a"))
     if not is_lost:
         make().open()
-    asked(request())
-    asked(request(), headers=replaces(0))
+    write_records(request())
+    write_records(request(), headers=replaces(0))
     journal.append(Receipt(1, invalid=[2]))
     journal.read_at_once = 1
 
@@ -647,11 +669,11 @@ def test_a_replacement_by_id_that_became_a_dead_letter_ends_nothing_of_what_is_p
 
 
 @pytest.mark.parametrize("is_pending", [True, False], ids=["in time", "too late"])
-def test_a_replacement_by_id_that_stays_in_kafka_ends_its_caller_ids_holder_if_it_counts(
-    make: Make, asked: Written, journal: FakeJournal, client: Any, is_pending: bool
+def test_a_replacement_left_in_kafka_ends_its_caller_ids_request_if_in_time(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any, is_pending: bool
 ) -> None:
-    asked(request(), request("a"))
-    asked(request("a"), headers=replaces(0))
+    write_records(request(), request("a"))
+    write_records(request("a"), headers=replaces(0))
     if not is_pending:
         journal.append(delivered(0))
     journal.read_at_once = 2
@@ -665,14 +687,14 @@ def test_a_replacement_by_id_that_stays_in_kafka_ends_its_caller_ids_holder_if_i
     assert held(client).holders == {"a": 2 if is_pending else 1}
 
 
-def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+def test_a_request_that_an_unread_cancel_ends_is_not_replaced_by_id(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a"), request("b"))
-    asked(Cancel("a"))
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(1))
-    asked(Cancel("b"))
+    write_records(request("a"), request("b"))
+    write_records(Cancel("a"))
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(1))
+    write_records(Cancel("b"))
     journal.read_at_once = 2
 
     make(has_room=fills_up(1)).open()
@@ -681,7 +703,7 @@ def test_what_a_cancel_in_kafka_ends_is_not_replaced_by_id_after_it(
     assert reasons(client) == {3: "too-late", 4: None}
 
 
-# whose index it is
+# the owner of an index
 
 
 OTHERS = {
@@ -705,11 +727,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("theirs", "refusal"), OTHERS.values(), ids=OTHERS)
-def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
+def test_a_foreign_index_is_not_changed_and_the_error_names_the_remedy(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any,
     theirs: Binding, refusal: str,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0), binding=theirs)
     store(empty_index, 0, 1, {0: entry()})
     before = held(client)
@@ -721,10 +743,10 @@ def test_an_index_of_something_else_stays_as_it_is_and_the_remedy_is_named(
     assert journal.receipt_records == []
 
 
-def test_receipts_of_a_topic_that_was_created_again_end_no_requests_of_the_new_one(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_receipts_of_a_recreated_topic_end_no_requests_of_the_new_one(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request())
+    write_records(request())
     recovery.open()
     journal.append(delivered(0))
     client.flushall()
@@ -740,10 +762,10 @@ OLD = Receipt(1, barrier=True, topic_id="old", group="blackbox")
 NEW = Receipt(1, barrier=True, topic_id="topic", group="blackbox", mark=Mark(0, 4))
 
 
-def test_outcomes_between_the_last_barrier_of_an_old_topic_and_the_first_of_the_new_one_end_nothing(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_outcomes_before_the_first_barrier_of_a_new_topic_end_nothing(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     for receipt in (OLD, delivered(0, 1, 2), NEW, delivered(1)):
         journal.append(receipt)
 
@@ -759,10 +781,10 @@ OF_AN_OLDER_VERSION = Receipt(1, barrier=True, topic_id="topic")
 
 
 @pytest.mark.parametrize("newest", [THEIRS, replace(THEIRS, barrier=False, mark=Mark(0, 0))])
-def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, newest: Receipt
+def test_a_shard_that_another_group_opened_last_stays_closed(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, newest: Receipt
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(newest)
     journal.append(delivered(0))
     before = list(journal.receipt_records)
@@ -774,10 +796,10 @@ def test_where_another_group_was_last_no_index_is_begun_and_both_are_named(
     assert journal.receipt_records == before
 
 
-def test_an_index_is_kept_closed_once_another_group_was_there_after_it(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+def test_an_index_stays_closed_after_another_group_opened_the_shard(
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     recovery.open()
     journal.append(THEIRS)
 
@@ -788,10 +810,10 @@ def test_an_index_is_kept_closed_once_another_group_was_there_after_it(
 
 
 @pytest.mark.parametrize("last", [replace(THEIRS, group="blackbox"), OF_AN_OLDER_VERSION])
-def test_the_newest_opening_says_whose_the_receipts_are(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, last: Receipt
+def test_the_newest_barrier_or_mark_decides_which_group_owns_the_receipts(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, last: Receipt
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(THEIRS)
     journal.append(delivered(0))
     journal.append(last)
@@ -801,10 +823,10 @@ def test_the_newest_opening_says_whose_the_receipts_are(
     assert held(client).offsets() == [1]
 
 
-def test_of_two_groups_that_open_a_shard_at_once_the_first_one_keeps_it(
-    make: Make, asked: Written, journal: FakeJournal
+def test_the_first_of_two_groups_that_open_a_shard_keeps_it(
+    make: Make, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.interlopers = [THEIRS]
 
     for _ in range(2):
@@ -814,42 +836,46 @@ def test_of_two_groups_that_open_a_shard_at_once_the_first_one_keeps_it(
     assert [barrier.group for barrier in barriers(journal)] == ["theirs", "blackbox", "theirs"]
 
 
-def test_a_lost_index_is_not_begun_at_a_mark_beyond_the_end_of_the_requests(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(mark(5, 0))
 
     with pytest.raises(ForeignIndex, match=r"Kafka lost records .* blackbox rebind TB"):
         recovery.open()
 
 
-# conditional records of which receipts tell
+# conditional records with recorded verdicts
 
 
-def test_a_replacement_of_a_request_below_the_mark_counts_unless_a_receipt_says_that_it_did_not(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_replacement_of_a_request_below_the_mark_counts_unless_ignored(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
-    asked(request(), headers=replaces(0))
-    asked(request(), headers=replaces(1))
+    write_records(request(), request(), request())
+    write_records(request(), headers=replaces(0))
+    write_records(request(), headers=replaces(1))
     journal.append(Receipt(1, ignored=[4], mark=Mark(2, 0), read=5))
-    asked(request(), headers=replaces(1))
+    write_records(request(), headers=replaces(1))
 
     recovery.open()
 
     assert reasons(client) == {2: None, 3: None, 4: "too-late", 5: "too-late"}
 
 
-def test_a_carried_record_of_a_request_below_the_mark_counts_unless_a_receipt_says_it_did_not(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, empty_index: ShardIndex
+def test_a_carried_record_of_a_request_below_the_mark_counts_unless_ignored(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    client: Any,
+    empty_index: ShardIndex,
 ) -> None:
-    asked(request(), request(), request())
-    asked(request("a"), headers=carries(0))
-    asked(request(), headers=carries(1))
+    write_records(request(), request(), request())
+    write_records(request("a"), headers=carries(0))
+    write_records(request(), headers=carries(1))
     journal.append(Receipt(1, ignored=[4]))
     journal.append(Receipt(1, mark=Mark(2, 0), read=5))
-    asked(request(), headers=carries(1))
+    write_records(request(), headers=carries(1))
 
     recovery.open()
 
@@ -858,10 +884,10 @@ def test_a_carried_record_of_a_request_below_the_mark_counts_unless_a_receipt_sa
 
 
 def test_without_a_mark_carried_records_of_removed_requests_count(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
-    asked(request(), headers=carries(0))
+    write_records(request(), request(), request())
+    write_records(request(), headers=carries(0))
     journal.first_request = 2
 
     recovery.open()

@@ -36,7 +36,7 @@ receipts = st.builds(
 
 
 @given(receipts)
-def test_a_receipt_comes_back_as_it_was_written(receipt: Receipt) -> None:
+def test_a_receipt_is_read_as_it_was_written(receipt: Receipt) -> None:
     again = decode(encode(receipt))
 
     assert encode(again) == encode(receipt)
@@ -68,7 +68,7 @@ def test_an_empty_receipt_takes_no_room() -> None:
         b'{"v":1,"at_ms":5,"gone":[]}', b'{"v":1,"at_ms":5,"dead":7}', b'{"v":1,"at_ms":5,"group":null}',
     ],
 )  # fmt: skip
-def test_what_is_no_receipt_is_told_from_one(value: bytes | None) -> None:
+def test_a_value_that_is_not_a_receipt_is_recognized(value: bytes | None) -> None:
     with pytest.raises(NotAReceipt):
         decode(value)
 
@@ -78,13 +78,13 @@ def test_a_receipt_of_another_version_is_refused() -> None:
         decode(b'{"v":2,"at_ms":5}')
 
 
-def test_what_only_a_later_version_says_is_left_out_of_a_receipt() -> None:
+def test_fields_of_a_later_version_are_ignored_in_a_receipt() -> None:
     assert decode(b'{"v":1,"at_ms":5,"dead":[7],"of a later version":1}') == Receipt(5, dead=[7])
     later = decode(b'{"v":1,"at_ms":5,"mark":[7,8,[],"of a later version"]}')
     assert later.mark == Mark(7, 8, [])
 
 
-def test_a_receipt_ends_whatever_became_of_a_request() -> None:
+def test_a_receipt_ends_requests_of_every_outcome() -> None:
     receipt = Receipt(
         5,
         delivered={"orders/0": [(1, 70)], "bills/1": [(2, 80)]},
@@ -95,7 +95,7 @@ def test_a_receipt_ends_whatever_became_of_a_request() -> None:
 
 
 @given(receipts, st.data())
-def test_a_receipt_without_voids_says_nothing_about_them(
+def test_a_receipt_without_void_outcomes_does_not_name_them(
     receipt: Receipt, data: st.DataObject
 ) -> None:
     ended = sorted(receipt.removals())
@@ -126,17 +126,17 @@ def test_an_outcome_declared_void_later_did_not_happen() -> None:
     assert ended(delivered(1, 2), barrier(2)) == [[1], []]
 
 
-def test_a_void_does_not_reach_the_delivery_that_follows_it() -> None:
+def test_a_void_does_not_apply_to_a_later_delivery() -> None:
     assert ended(delivered(1), barrier(1), delivered(1)) == [[], [], [1]]
 
 
-def test_two_torn_receipts_are_voided_each_by_its_own_barrier() -> None:
+def test_each_torn_receipt_is_voided_by_its_own_barrier() -> None:
     torn_twice = [delivered(1), barrier(1), delivered(1), barrier(1), delivered(1)]
 
     assert ended(*torn_twice) == [[], [], [], [], [1]]
 
 
-def test_a_void_reaches_as_far_back_as_recovery_may_leave_doubt() -> None:
+def test_a_void_applies_to_all_receipts_that_recovery_may_check() -> None:
     between = [delivered(100 + n) for n in range(DOUBTFUL - 1)]
 
     assert ended(delivered(1), *between, barrier(1))[0] == []

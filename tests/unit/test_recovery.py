@@ -28,13 +28,13 @@ from tests.unit.opening import Make, Written, barriers, counts, delivered, reque
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that recovery measures itself by, to be set."""
+    """The clock that recovery uses, set by the tests."""
     now_s = [0.0]
     monkeypatch.setattr("blackbox.core.recovery.time.monotonic", lambda: now_s[0])
     return now_s
 
 
-# the plain case
+# the usual case
 
 
 def test_an_empty_shard_opens_with_a_barrier(
@@ -46,9 +46,9 @@ def test_an_empty_shard_opens_with_a_barrier(
 
 
 def test_a_lost_index_is_rebuilt_from_both_journals(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
+    write_records(request("a"), request(), None, request("a"), request("b"), Cancel("b"), request())
     journal.append(delivered(1))
 
     assert counts(recovery.open()) == (1, 0, 0)
@@ -57,10 +57,10 @@ def test_a_lost_index_is_rebuilt_from_both_journals(
     assert held(client).positions == Positions(7, 3)
 
 
-def test_a_shard_that_was_left_in_order_opens_as_it_is(
-    recovery: Recovery, asked: Written, client: Any
+def test_a_recovery_without_new_records_changes_no_entry(
+    recovery: Recovery, write_records: Written, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     recovery.open()
     before = held(client)
 
@@ -83,7 +83,7 @@ def test_earlier_owners_are_fenced_before_any_receipt_is_read(
     assert writer.calls.index("commit") < writer.calls.index("receipts 0 to 2")
 
 
-def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Written,
+def test_a_former_owner_fences_no_other_owner(make: Make, write_records: Written,
     writer: FakeWriter, journal: FakeJournal) -> None:  # fmt: skip
     def deny() -> None:
         raise Fenced("the shard was given to another owner")
@@ -95,9 +95,9 @@ def test_who_does_not_own_the_shard_any_more_fences_nobody(make: Make, asked: Wr
 
 
 def test_a_rebuild_reads_requests_once_and_after_the_receipts(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
-    asked(request())
+    write_records(request())
 
     recovery.open()
 
@@ -106,10 +106,10 @@ def test_a_rebuild_reads_requests_once_and_after_the_receipts(
     assert len([call for call in journal.calls if call.startswith("requests")]) == 2
 
 
-def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening(
-    recovery: Recovery, asked: Written, empty_index: ShardIndex, client: Any
+def test_a_cancel_lost_in_a_rollback_is_applied_again_before_the_shard_opens(
+    recovery: Recovery, write_records: Written, empty_index: ShardIndex, client: Any
 ) -> None:
-    asked(request("a"), Cancel("a"))
+    write_records(request("a"), Cancel("a"))
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request("a"))})
 
@@ -118,46 +118,46 @@ def test_a_cancel_applied_before_redis_went_back_is_applied_again_before_opening
     assert held(client).due == []
 
 
-def test_a_cancel_written_while_a_long_recovery_reads_is_applied_before_opening(
-    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, client: Any,
+def test_a_cancel_written_during_a_long_recovery_applies_before_the_shard_opens(
+    make: Make, write_records: Written, empty_index: ShardIndex, intake: Intake, client: Any,
     now_s: list[float],
 ) -> None:  # fmt: skip
     def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         if not now_s[0]:
             now_s[0] = 4.0
-            asked(Cancel("unwanted"))
+            write_records(Cancel("unwanted"))
         return intake.apply(batch, NOW_MS, opening)
 
-    asked(request("unwanted"), request())
+    write_records(request("unwanted"), request())
     make(apply=apply_slowly).open()
 
     assert held(client).due == [(NOW_MS, 1)]
     assert empty_index.positions.requests == 3
 
 
-def test_requests_that_come_faster_than_they_are_read_do_not_keep_a_shard_closed(
-    make: Make, asked: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
+def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
+    make: Make, write_records: Written, empty_index: ShardIndex, intake: Intake, journal: FakeJournal,
     now_s: list[float],
 ) -> None:  # fmt: skip
     def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         now_s[0] += 4.0
-        asked(request())
+        write_records(request())
         return intake.apply(batch, NOW_MS, opening)
 
-    asked(request())
+    write_records(request())
     make(apply=apply_slowly).open()
 
     assert empty_index.positions.requests == 3
     assert len(journal.request_records) == 4
 
 
-# the witness
+# the check of the last receipt
 
 
-def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_requests_whose_messages_are_missing_stay_pending(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request("a"), request())
+    write_records(request(), request("a"), request())
     journal.append(delivered(0, 1))
     journal.absent = {1}
 
@@ -167,10 +167,10 @@ def test_messages_that_a_receipt_promised_and_are_not_there_stay_pending(
     assert held(client).holders == {"a": 1}
 
 
-def test_every_later_reader_judges_a_torn_receipt_alike(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_every_later_rebuild_treats_a_torn_receipt_the_same(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0, 1))
     journal.absent = {0}
     recovery.open()
@@ -182,10 +182,10 @@ def test_every_later_reader_judges_a_torn_receipt_alike(
     assert held(client).offsets() == [0]
 
 
-def test_only_the_last_receipt_is_doubted(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_only_the_last_receipt_is_checked(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0))
     journal.append(delivered(1))
     journal.absent = {0}
@@ -194,10 +194,10 @@ def test_only_the_last_receipt_is_doubted(
     assert held(client).due == []
 
 
-def test_a_receipt_that_redis_knows_already_is_no_witness(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex
+def test_a_receipt_below_the_position_is_not_checked(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(delivered(0))
     journal.absent = {0}
     empty_index.begin(Positions(0, 2))
@@ -206,10 +206,10 @@ def test_a_receipt_that_redis_knows_already_is_no_witness(
     assert barriers(journal)[0].void == []
 
 
-def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_the_last_receipt_is_found_behind_any_number_of_aborted_ones(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request())
+    write_records(request())
     journal.append(delivered(0))
     journal.absent = {0}
     journal.receipt_records += [None] * (3 * FIRST_STRETCH)
@@ -218,10 +218,10 @@ def test_a_doubtful_receipt_is_found_behind_any_number_of_aborted_ones(
     assert held(client).offsets() == [0]
 
 
-def test_what_cannot_be_read_keeps_one_request_and_not_the_shard(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_an_unreadable_message_delays_one_request_and_not_the_shard(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request("a"), request())
+    write_records(request(), request("a"), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {1}
 
@@ -232,10 +232,10 @@ def test_what_cannot_be_read_keeps_one_request_and_not_the_shard(
     assert held(client).offsets() == [1, 2]
 
 
-def test_what_is_in_doubt_stays_it_when_redis_is_lost(
-    make: Make, asked: Written, journal: FakeJournal, client: Any
+def test_a_doubtful_request_stays_doubtful_if_redis_is_lost(
+    make: Make, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0, 1))
     journal.unreadable = {1}
     make().open()
@@ -249,10 +249,10 @@ def test_what_is_in_doubt_stays_it_when_redis_is_lost(
 
 
 @pytest.mark.parametrize("ends", [Cancel("a"), request("a")])
-def test_nothing_ends_what_is_in_doubt(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any, ends: Any
+def test_a_cancel_or_replacement_does_not_remove_a_doubtful_request(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any, ends: Any
 ) -> None:
-    asked(request("a"), ends)
+    write_records(request("a"), ends)
     journal.append(delivered(0))
     journal.unreadable = {0}
 
@@ -261,13 +261,13 @@ def test_nothing_ends_what_is_in_doubt(
     assert 0 in held(client).offsets()
 
 
-# somebody else writes
+# other owners write
 
 
-def test_a_receipt_that_came_in_between_is_doubted_as_well(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_receipt_written_during_recovery_is_checked(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(request(), request(), request())
+    write_records(request(), request(), request())
     journal.interlopers = [delivered(0, 1)]
     journal.absent = {1}
 
@@ -277,7 +277,7 @@ def test_a_receipt_that_came_in_between_is_doubted_as_well(
 
 
 def test_owners_that_keep_writing_stop_the_recovery(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
     journal.interlopers = [delivered() for _ in range(ATTEMPTS)]
 
@@ -285,10 +285,10 @@ def test_owners_that_keep_writing_stop_the_recovery(
         recovery.open()
 
 
-def test_the_last_round_is_still_good_enough(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_recovery_succeeds_in_its_last_attempt(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(ATTEMPTS)))
+    write_records(*(request() for _ in range(ATTEMPTS)))
     journal.append(delivered(0))
     journal.interlopers = [delivered(n) for n in range(1, ATTEMPTS)]
     journal.absent = set(range(ATTEMPTS))
@@ -297,8 +297,8 @@ def test_the_last_round_is_still_good_enough(
     assert held(client).offsets() == list(range(ATTEMPTS))
 
 
-def test_a_position_that_moves_meanwhile_is_never_written_back(
-    make: Make, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+def test_a_position_that_another_owner_advances_is_never_written_back(
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter, client: Any
 ) -> None:
     recovery = make()
     recovery.open()
@@ -319,10 +319,10 @@ def test_a_position_that_moves_meanwhile_is_never_written_back(
 
 @pytest.mark.parametrize("step", ["open", "begin", "commit"])
 def test_a_recovery_that_cannot_be_finished_changes_no_entry(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, client: Any, step: str,
 ) -> None:  # fmt: skip
-    asked(request())
+    write_records(request())
     empty_index.begin(Positions(0, 0))
     store(empty_index, 0, 1, {0: Entry(*request())})
     journal.append(delivered(0))
@@ -342,10 +342,10 @@ def test_a_recovery_that_cannot_be_finished_changes_no_entry(
 
 @pytest.mark.parametrize("positions", [Positions(3, 0), Positions(0, 3), Positions(9, 9)])
 def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
     empty_index: ShardIndex, positions: Positions,
 ) -> None:  # fmt: skip
-    asked(request(), request())
+    write_records(request(), request())
     journal.append(delivered(0))
     empty_index.begin(positions)
 
@@ -358,7 +358,7 @@ def test_an_index_beyond_the_journals_is_refused_with_the_remedy(
     assert barriers(journal) == []
 
 
-def test_who_cannot_open_a_shard_does_not_fence_who_rebinds_it(
+def test_an_owner_that_finds_a_foreign_index_fences_no_rebind(
     recovery: Recovery, journal: FakeJournal, writer: FakeWriter, empty_index: ShardIndex
 ) -> None:
     empty_index.begin(Positions(0, 0), binding=journal.binding("blackbox")._replace(topic_id="old"))
@@ -370,10 +370,10 @@ def test_who_cannot_open_a_shard_does_not_fence_who_rebinds_it(
 
 
 def test_requests_that_retention_removed_are_named_in_the_barrier(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     client: Any, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(10)))
+    write_records(*(request() for _ in range(10)))
     journal.first_request = 7
     empty_index.begin(Positions(4, 0))
 
@@ -386,10 +386,10 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
     assert "retention removed requests 4 to 6 before they were read" in caplog.text
 
 
-def test_a_rebuilt_index_begins_where_the_journals_do(
-    recovery: Recovery, asked: Written, journal: FakeJournal, client: Any
+def test_a_rebuild_starts_where_the_journals_start(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     journal.append(delivered(0))
     journal.append(delivered(4))
     journal.first_request, journal.first_receipt = 3, 2
@@ -398,10 +398,14 @@ def test_a_rebuilt_index_begins_where_the_journals_do(
     assert held(client).offsets() == [3]
 
 
-def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_behind_them(
-    recovery: Recovery, asked: Written, journal: FakeJournal, writer: FakeWriter, client: Any
+def test_requests_removed_during_recovery_make_it_start_again_after_them(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    writer: FakeWriter,
+    client: Any,
 ) -> None:
-    asked(*(request() for _ in range(5)))
+    write_records(*(request() for _ in range(5)))
     commit = writer.commit
 
     def retention_runs(receipt: Receipt, not_before_ms: int = 0) -> int:
@@ -417,11 +421,11 @@ def test_requests_removed_while_opening_are_a_doubt_and_the_next_opening_begins_
     assert held(client).offsets() == [2, 3, 4]
 
 
-# much to read
+# long journals
 
 
-def test_outcomes_are_applied_in_chunks_and_the_position_comes_last(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex,
+def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.settling.CHUNK", 4)
@@ -443,13 +447,13 @@ def test_outcomes_are_applied_in_chunks_and_the_position_comes_last(
     assert recovered.outcomes == 12
 
 
-def test_a_recovery_cut_short_is_taken_up_where_it_was(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
+def test_an_interrupted_recovery_continues_where_it_stopped(
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, empty_index: ShardIndex,
     client: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("blackbox.core.settling.CHUNK", 2)
     empty_index.begin(Positions(0, 0))
-    asked(*(request() for _ in range(9)))
+    write_records(*(request() for _ in range(9)))
     for first in range(0, 8, 2):
         journal.append(delivered(first, first + 1))
     journal.read_at_once = 3
@@ -470,11 +474,11 @@ def test_a_recovery_cut_short_is_taken_up_where_it_was(
     assert held(client).offsets() == [8]
 
 
-def test_a_full_redis_opens_with_the_rest_still_in_kafka(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any,
+def test_a_shard_opens_in_a_full_redis_with_requests_left_in_kafka(
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, client: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    asked(*(request() for _ in range(6)))
+    write_records(*(request() for _ in range(6)))
     journal.read_at_once = 2
 
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -490,10 +494,10 @@ def test_a_full_redis_opens_with_the_rest_still_in_kafka(
     assert "opening with a backlog still in Kafka" in caplog.text
 
 
-def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_went_back(
-    make: Make, asked: Written, journal: FakeJournal, intake: Intake, client: Any
+def test_a_full_redis_that_was_rolled_back_delivers_no_cancelled_request(
+    make: Make, write_records: Written, journal: FakeJournal, intake: Intake, client: Any
 ) -> None:
-    asked(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
+    write_records(request("a"), request("b"), request("c"), request(), Cancel("a"), request("b"))
     journal.read_at_once = 2
 
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
@@ -513,7 +517,7 @@ def test_a_full_redis_delivers_nothing_that_was_cancelled_or_replaced_before_it_
 
 
 def test_receipts_written_by_another_version_are_refused(
-    recovery: Recovery, asked: Written, journal: FakeJournal
+    recovery: Recovery, write_records: Written, journal: FakeJournal
 ) -> None:
     journal.receipt_records.append(encode(delivered(0)).replace(b'"v":1', b'"v":2'))
 
@@ -523,10 +527,14 @@ def test_receipts_written_by_another_version_are_refused(
         recovery.open()
 
 
-def test_a_rebuild_that_redis_went_back_into_delivers_nothing_again(
-    recovery: Recovery, asked: Written, journal: FakeJournal, empty_index: ShardIndex, client: Any
+def test_a_redis_rolled_back_into_a_rebuild_delivers_nothing_twice(
+    recovery: Recovery,
+    write_records: Written,
+    journal: FakeJournal,
+    empty_index: ShardIndex,
+    client: Any,
 ) -> None:
-    asked(request("a"), request(), request())
+    write_records(request("a"), request(), request())
     recovery.open()
     journal.append(delivered(0, 1))
     state = f"{PREFIX}state"

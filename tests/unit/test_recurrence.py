@@ -34,7 +34,7 @@ def times(recurs: str, first: str, count: int) -> list[str]:
     return [datetime.fromtimestamp(at / 1000, BERLIN).isoformat() for at in found]
 
 
-def test_what_a_change_of_the_clock_leaves_out_comes_right_after_it() -> None:
+def test_a_time_that_daylight_saving_skips_is_due_right_after_it() -> None:
     assert times(cron("30 2 * * *", "Europe/Berlin", NOW_MS), "2027-03-27T02:30", 3) == [
         "2027-03-27T02:30:00+01:00",
         "2027-03-28T03:00:00+02:00",
@@ -42,7 +42,7 @@ def test_what_a_change_of_the_clock_leaves_out_comes_right_after_it() -> None:
     ]
 
 
-def test_what_a_change_of_the_clock_repeats_comes_once() -> None:
+def test_a_time_that_daylight_saving_repeats_is_due_once() -> None:
     assert times(cron("30 2 * * *", "Europe/Berlin", NOW_MS), "2027-10-30T02:30", 3) == [
         "2027-10-30T02:30:00+02:00",
         "2027-10-31T02:30:00+02:00",
@@ -50,7 +50,7 @@ def test_what_a_change_of_the_clock_repeats_comes_once() -> None:
     ]
 
 
-def test_what_comes_each_hour_comes_in_the_repeated_one_as_well() -> None:
+def test_an_hourly_time_is_also_due_in_the_repeated_hour() -> None:
     found = times(cron("15 * * * *", "Europe/Berlin", NOW_MS), "2027-10-31T01:15", 5)
     gaps = {
         datetime.fromisoformat(b) - datetime.fromisoformat(a) for a, b in pairwise(found)
@@ -64,7 +64,7 @@ def test_what_comes_each_hour_comes_in_the_repeated_one_as_well() -> None:
     st.integers(0, 10**13),
     st.integers(-(10**10), 10**10),
 )
-def test_each_so_often_stays_on_its_grid_and_misses_once(
+def test_every_keeps_its_grid_and_skips_missed_times(
     step_s: int, due_ms: int, late_ms: int
 ) -> None:
     now_ms = due_ms + late_ms
@@ -75,7 +75,7 @@ def test_each_so_often_stays_on_its_grid_and_misses_once(
 
 
 @given(st.integers(0, 4 * 10**12), st.integers(0, 10**10))
-def test_cron_is_always_ahead(due_ms: int, late_ms: int) -> None:
+def test_the_next_cron_time_is_always_in_the_future(due_ms: int, late_ms: int) -> None:
     recurs = cron("*/20 * * * *", "America/New_York", NOW_MS)
     found = next_ms(recurs, due_ms, due_ms + late_ms)
     assert found > due_ms + late_ms - 1000
@@ -113,7 +113,7 @@ def test_the_request_for_the_next_time_is_the_same_but_for_its_time(entry: Entry
 
 
 def fields(low: int, high: int, *others: str) -> st.SearchStrategy[str]:
-    """Of a field of cron: numbers, ranges, steps, and what it alone may have."""
+    """The values of a cron field: numbers, ranges, steps, and values that only this field may have."""
     numbers = st.integers(low, high).map(str)
     ranges = st.tuples(st.integers(low, high), st.integers(low, high)).map(
         lambda ends: f"{min(ends)}-{max(ends)}"
@@ -132,7 +132,7 @@ NTH = [f"{weekday}{which}" for weekday in range(8) for which in ("#1", "#4", "#5
     st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe"]),
     st.integers(0, 2_000_000_000),
 )  # fmt: skip
-def test_the_days_are_those_of_cronsim(
+def test_cron_times_are_those_of_cronsim(
     minute: str, hour: str, day: str, month: str, weekday: str, zone: str, after_s: int
 ) -> None:
     expression = " ".join([minute, hour, day, month, weekday])
@@ -172,18 +172,18 @@ def test_fields_that_never_match_are_refused_at_once(days: str) -> None:
     assert time.process_time() - began_s < 1.0
 
 
-def test_an_hour_that_the_clock_always_leaves_out_never_comes() -> None:
+def test_an_hour_that_daylight_saving_always_skips_is_refused() -> None:
     with pytest.raises(ValueError, match="within 10 years"):
         cron("*/59 2 * 3 7L", "Europe/Berlin", NOW_MS)
 
 
-def test_the_29th_of_february_comes_also_after_a_century_without_one() -> None:
+def test_the_29th_of_february_is_found_across_a_century_without_one() -> None:
     before_ms = ms("2096-03-01T00:00")
     found_ms = next_ms(cron("0 0 29 2 *", "Europe/Berlin", before_ms), before_ms, before_ms)
     assert found_ms == ms("2104-02-29T00:00")
 
 
-def test_a_long_text_is_refused_before_it_is_read() -> None:
+def test_a_long_cron_expression_or_timezone_is_refused_before_it_is_parsed() -> None:
     longest = ",".join(["0"] * 96) + " 8 * * *"
     assert len(longest) == 199
     cron(longest, None, NOW_MS)

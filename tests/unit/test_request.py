@@ -22,7 +22,7 @@ offsets = st.integers(0, MAX_OFFSET)
 
 
 @given(topics, partitions, offsets)
-def test_an_id_leads_back_to_the_place_of_its_request(
+def test_an_id_gives_the_shard_and_offset_of_its_request(
     topic: str, partition: int, offset: int
 ) -> None:
     shard = Shard(topic, partition)
@@ -38,7 +38,7 @@ def test_an_id_is_a_uuid_of_version_8(topic: str, partition: int, offset: int) -
 
 
 @given(partitions, offsets, partitions, offsets)
-def test_two_places_never_share_an_id(p1: int, o1: int, p2: int, o2: int) -> None:
+def test_two_requests_never_share_an_id(p1: int, o1: int, p2: int, o2: int) -> None:
     same_place = (p1, o1) == (p2, o2)
 
     assert (request_id(Shard("TB", p1), o1) == request_id(Shard("TB", p2), o2)) is same_place

@@ -35,7 +35,7 @@ def held(schedule: ScheduleRecord, name: str) -> list[bytes | None]:
 
 
 def delivered(schedule: ScheduleRecord, offset: int) -> Message:
-    """What comes out of the target topic for it."""
+    """The message that its schedule delivers to the target topic."""
     format = make_format(
         "scheduler",
         Options(max_countdown_s=86_400, own_topics=lambda name: False, topic="schedules"),
@@ -54,7 +54,7 @@ def delivered(schedule: ScheduleRecord, offset: int) -> Message:
     )
 
 
-def test_the_first_attempt_comes_after_ten_seconds_and_each_next_after_twice_that() -> None:
+def test_each_delay_is_twice_the_previous_one_up_to_the_longest() -> None:
     seconds = [RETRY.delay(attempt).total_seconds() for attempt in range(1, 12)]
     assert seconds == [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]
 
@@ -76,13 +76,13 @@ def test_delays_never_shrink_nor_leave_their_bounds(
 
 
 @given(st.floats(0, 4e9), st.integers(0, 49))
-def test_no_attempt_is_due_before_its_delay_nor_a_second_after(now_s: float, had: int) -> None:
+def test_an_attempt_is_due_within_a_second_after_its_delay(now_s: float, had: int) -> None:
     [epoch] = held(RETRY.schedule(attempted(b"%d" % had), now_s), "scheduler-epoch")
     wanted = now_s + RETRY.delay(had + 1).total_seconds()
     assert wanted <= int(epoch or b"") < wanted + 1
 
 
-def test_a_first_failure_is_scheduled_with_all_that_the_message_is() -> None:
+def test_a_first_retry_contains_the_whole_message() -> None:
     assert RETRY.schedule(failed([("trace", b"\xff"), ("trace", None)]), NOW_S) == {
         "topic": "schedules",
         "key": b"orders/3@17",
@@ -102,7 +102,7 @@ def test_a_first_failure_is_scheduled_with_all_that_the_message_is() -> None:
 @pytest.mark.parametrize(
     "times", [None, b"", b"x", b"-3", b"+3", b"1.5", b" 1", b"\xd9\xa3", b"\xff", b"9" * 5000]
 )
-def test_a_count_that_cannot_be_read_begins_anew(times: bytes | None) -> None:
+def test_an_unreadable_attempt_count_restarts_at_1(times: bytes | None) -> None:
     assert held(RETRY.schedule(attempted(times), NOW_S), ATTEMPT) == [b"1"]
 
 
@@ -127,7 +127,7 @@ headers = st.lists(
 
 
 @given(headers, st.none() | st.binary(), st.binary())
-def test_every_attempt_delivers_the_message_as_it_was(
+def test_every_attempt_delivers_the_message_unchanged(
     given: Headers, key: bytes | None, value: bytes
 ) -> None:
     retry, message = Retry("schedules"), failed(given, key=key, value=value)
@@ -154,7 +154,7 @@ def test_all_attempts_of_a_message_are_one_schedule() -> None:
 
 
 @pytest.mark.parametrize("forged", [b"\xff", b" ", b""])
-def test_what_cannot_be_the_id_of_a_schedule_is_not_taken_for_one(forged: bytes) -> None:
+def test_a_forged_schedule_id_is_ignored(forged: bytes) -> None:
     came: list[tuple[str, bytes | None]] = [
         (ATTEMPT, b"1"), ("scheduler-key", forged), ("scheduler-target-topic", b"orders"),
         ("scheduler-target-key", b"k"),
@@ -176,7 +176,7 @@ def test_a_message_that_was_scheduled_before_its_first_failure_is_a_schedule_of_
     assert RETRY.schedule(came, NOW_S)["key"] == b"orders/3@17"
 
 
-def test_the_original_timestamp_is_that_of_the_message_and_stays() -> None:
+def test_the_original_timestamp_of_a_message_is_kept() -> None:
     stale = failed([(ORIGINAL_TIMESTAMP, b"5")])
     assert held(RETRY.schedule(stale, NOW_S), ORIGINAL_TIMESTAMP) == [b"%d" % WRITTEN_S]
     kept = failed([(ATTEMPT, b"1"), (ORIGINAL_TIMESTAMP, b"5")])
@@ -193,7 +193,7 @@ def test_an_empty_message_is_retried_and_a_tombstone_refused() -> None:
         RETRY.schedule(failed(value=None), NOW_S)
 
 
-def test_what_a_consumer_returns_instead_of_a_message_is_refused() -> None:
+def test_a_consumer_error_is_not_retried() -> None:
     with pytest.raises(ValueError, match="not a message read by a consumer"):
         RETRY.schedule(failed(error=KafkaError(KafkaError._PARTITION_EOF)), NOW_S)
 
@@ -209,6 +209,6 @@ def test_what_a_consumer_returns_instead_of_a_message_is_refused() -> None:
         ({"factor": float("inf")}, "factor is inf"),
     ],
 )
-def test_terms_that_cannot_be_are_refused(wrong: dict[str, Any], text: str) -> None:
+def test_invalid_retry_settings_are_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Retry("schedules", **wrong)

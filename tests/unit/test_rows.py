@@ -1,4 +1,4 @@
-"""Rows of files as records: exact, numbered, and the same wherever one begins to read."""
+"""Rows of files as records: exact, numbered, and the same from any starting point."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def parquet(folder: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def test_a_line_of_json_is_the_record_as_it_stands(lines: Path) -> None:
+def test_a_line_of_json_is_the_record_unchanged(lines: Path) -> None:
     line = b'{ "topic":"o", "message": {"n": 12.10, "big": 123456789012345678901234567890} }'
     lines.write_bytes(b"  " + line + b" \r\n")
 
     assert only(lines, "jsonl") == RowRecord(None, line, [])
 
 
-def test_what_belongs_to_the_record_leaves_the_line_and_no_digit_changes(lines: Path) -> None:
+def test_caller_and_record_key_leave_the_line_and_numbers_stay_exact(lines: Path) -> None:
     lines.write_bytes(
         b'{"topic": "o", "message": {"n": 12.10, "e": 1E-400}, "caller": "shop", "record_key": "k"}'
     )
@@ -87,7 +87,9 @@ def test_the_record_key_is_the_id(lines: Path) -> None:
         b'{"caller": "x", "a": ' + b"[" * 300 + b"]" * 300 + b"}",
     ],
 )
-def test_a_line_that_cannot_be_taken_apart_is_left_to_the_parser(line: bytes, lines: Path) -> None:
+def test_a_line_that_cannot_be_split_is_passed_to_the_format_unchanged(
+    line: bytes, lines: Path
+) -> None:
     lines.write_bytes(line)
 
     assert only(lines, "jsonl").value == line
@@ -99,7 +101,7 @@ def test_a_caller_and_a_record_key_are_text(lines: Path) -> None:
     assert [row[0] for _, row in read(lines, "jsonl")] == ["bad-headers", "bad-key"]
 
 
-def test_pieces_of_lines_are_the_whole_with_exact_numbers(
+def test_the_pieces_of_a_file_of_lines_contain_every_line_with_its_number(
     lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [b'{"n": %d}' % n + b" " * (n % 7) if n % 5 else b"" for n in range(1, 200)]
@@ -116,7 +118,7 @@ def test_pieces_of_lines_are_the_whole_with_exact_numbers(
     assert read(lines, "jsonl") == whole
 
 
-def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
+def test_the_pieces_of_a_parquet_file_contain_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parquet(tmp_path, {"message": [str(n) for n in range(100)]}, row_group_size=13)
@@ -131,7 +133,7 @@ def test_pieces_of_parquet_are_the_whole_whatever_the_row_groups(
 
 @pytest.mark.parametrize("skip", [0, 1, 12, 13, 14, 29, 30, 31])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_begins_behind_any_row(kind: str, skip: int, tmp_path: Path) -> None:
+def test_a_read_can_start_after_any_row(kind: str, skip: int, tmp_path: Path) -> None:
     path = tmp_path / f"a.{kind}"
     if kind == "parquet":
         parquet(tmp_path, {"message": [str(n) for n in range(30)]}, row_group_size=13)
@@ -150,7 +152,7 @@ def write_csv(path: Path, *written: Sequence[str]) -> Path:
     return path
 
 
-def test_cells_of_csv_mean_what_their_fields_mean(table: Path) -> None:
+def test_csv_cells_are_written_as_their_fields_require(table: Path) -> None:
     names = ["topic", "message", "countdown", "at", "id", "headers", "cancel", "expires_after"]
     write_csv(
         table,
@@ -225,13 +227,13 @@ def test_an_instant_of_parquet_is_the_next_whole_millisecond(
     assert json.loads(only(path, "parquet").value) == {"at": at}
 
 
-def test_a_null_among_the_headers_of_a_struct_is_no_header(tmp_path: Path) -> None:
+def test_a_null_in_a_struct_of_headers_is_not_a_header(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"headers": pa.array([{"a": "x", "b": None}])})
 
     assert json.loads(only(path, "parquet").value) == {"headers": {"a": "x"}}
 
 
-def test_bytes_where_text_belongs_are_a_bad_row(tmp_path: Path) -> None:
+def test_bytes_in_a_text_column_are_a_bad_row(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"key": pa.array([b"k"])})
 
     [(number, row)] = read(path, "parquet")
@@ -241,7 +243,7 @@ def test_bytes_where_text_belongs_are_a_bad_row(tmp_path: Path) -> None:
     assert row.detail.startswith("column 'key' cannot be written as JSON")
 
 
-def test_the_name_of_a_file_is_its_content(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_depends_on_its_content_only(tmp_path: Path) -> None:
     first, copy, other = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
     first.write_bytes(b"{}\n")
     copy.write_bytes(b"{}\n")
@@ -253,7 +255,7 @@ def test_the_name_of_a_file_is_its_content(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_an_empty_file_has_no_pieces_and_no_parquet_is_named(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_pieces_and_is_not_valid_parquet(tmp_path: Path) -> None:
     empty = tmp_path / "a"
     empty.write_bytes(b"")
 
@@ -272,7 +274,7 @@ def test_an_endless_line_is_refused_before_it_is_read(
         split(str(lines), "jsonl")
 
 
-def test_what_is_printed_cannot_command_a_terminal() -> None:
+def test_printed_text_contains_no_terminal_commands() -> None:
     told = printable("a\x1b[31m\r\nb\u202e\udcff" + "x" * 1000)
 
     assert told.startswith(r"a\x1b[31m\r\nb\u202e\udcff" + "x")

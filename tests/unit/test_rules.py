@@ -1,4 +1,4 @@
-"""Callers' rules: what a file may say, and what it allows."""
+"""Callers' rules: the contents of a file, and what they allow."""
 
 from __future__ import annotations
 
@@ -96,14 +96,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("other", ALLOWED)
-def test_a_request_within_the_rules_is_let_in(other: dict[str, Any]) -> None:
+def test_a_request_within_the_rules_is_admitted(other: dict[str, Any]) -> None:
     assert parse(EXAMPLE).refusal(request(**other), NOW_MS) is None
 
 
 @pytest.mark.parametrize(("other", "told"), REFUSED)
-def test_a_request_beyond_a_rule_is_told_the_value_and_the_rule(
-    other: dict[str, Any], told: str
-) -> None:
+def test_a_refusal_names_the_value_and_the_rule(other: dict[str, Any], told: str) -> None:
     expected = (Reason.FORBIDDEN, f"CALLER_SERVICE {told}")
     assert parse(EXAMPLE).refusal(request(**other), NOW_MS) == expected
 
@@ -123,17 +121,17 @@ def test_an_empty_file_allows_everything() -> None:
         ("[targets.a]", "targets.a.messages_per_second"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_what_and_where(text: str, told: str) -> None:
+def test_an_error_in_a_rules_file_is_reported_with_its_position(text: str, told: str) -> None:
     with pytest.raises(RulesError, match=re.escape(told)):
         parse(text)
 
 
-def test_a_file_that_is_gone_is_told_with_its_variable(tmp_path: Path) -> None:
+def test_a_missing_rules_file_is_reported_with_its_variable(tmp_path: Path) -> None:
     with pytest.raises(RulesError, match=r"BLACKBOX_CALLERS_FILE=.*nothing\.toml: No such file"):
         RulesFile(tmp_path / "nothing.toml")
 
 
-def test_a_file_that_looks_as_old_and_as_long_as_before_is_read_again(
+def test_a_rules_file_with_the_same_size_and_time_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `chmod`, or a copy that keeps the time."""
@@ -143,7 +141,7 @@ def test_a_file_that_looks_as_old_and_as_long_as_before_is_read_again(
     rules, written = RulesFile(path), path.stat()
     assert rules.rules().callers["shop"].most_pending == 5
 
-    def is_read_again() -> bool:  # what is written in the same tick of the clock looks the same
+    def is_read_again() -> bool:  # a file written in the same tick of the clock looks unchanged
         path.write_text("[callers.shop]\nmost_pending = 7")
         os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
         return rules.rules().callers["shop"].most_pending == 7
@@ -159,7 +157,7 @@ def test_each_second_of_the_records_has_its_own_quota(tmp_path: Path, counted: C
     assert list(judge.over_quota(Shard("TB", 1), 1, [asked(0)])) == [0]
 
 
-def test_what_is_stored_again_is_not_counted_again(tmp_path: Path, counted: Counted) -> None:
+def test_a_request_stored_again_is_not_counted_again(tmp_path: Path, counted: Counted) -> None:
     judge = admission(tmp_path, counted, "[callers.shop]\nrequests_per_second = 2")
     batch = [asked(0), asked(1)]
 
@@ -168,7 +166,7 @@ def test_what_is_stored_again_is_not_counted_again(tmp_path: Path, counted: Coun
     assert list(judge.over_quota(SHARD, 3, [asked(2)])) == [2]
 
 
-def test_callers_without_a_name_of_their_own_are_counted_together(
+def test_callers_without_rules_of_their_own_are_counted_together(
     tmp_path: Path, counted: Counted
 ) -> None:
     judge = admission(tmp_path, counted, "[others]\nrequests_per_second = 1")
@@ -176,7 +174,7 @@ def test_callers_without_a_name_of_their_own_are_counted_together(
     assert list(judge.over_quota(SHARD, 2, [asked(0, OTHERS), asked(1, OTHERS)])) == [1]
 
 
-def test_what_is_pending_and_what_was_let_in_since_is_not_exceeded(
+def test_the_limit_of_pending_requests_includes_those_just_admitted(
     tmp_path: Path, counted: Counted
 ) -> None:
     judge = admission(tmp_path, counted, "[callers.shop]\nmost_pending = 5")

@@ -1,4 +1,4 @@
-"""The format `scheduler`: which records are a schedule, and what becomes of the others."""
+"""The format `scheduler`: which records are schedules, and how others are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def requested(headers: Headers, *, grace_s: int | None = None) -> Request:
     return found
 
 
-def test_a_schedule_is_its_headers_and_its_value_is_the_message() -> None:
+def test_a_schedule_is_parsed_from_its_headers() -> None:
     headers: Headers = [("trace", b"1"), EPOCH, TOPIC, KEY, ("CALLER_SERVICE", b"tv"), ("x", None)]
     assert parse(headers) == Request(
         target="videos",
@@ -71,11 +71,11 @@ def test_without_a_target_key_the_message_has_none() -> None:
 
 
 @pytest.mark.parametrize("epoch", [b"0", b"1799999999", b"+5", b"-0"])
-def test_an_epoch_that_is_past_means_at_once(epoch: bytes) -> None:
+def test_a_past_epoch_is_due_at_once(epoch: bytes) -> None:
     assert requested([("scheduler-epoch", epoch), TOPIC]).due_ms == NOW_MS
 
 
-def test_with_a_grace_a_schedule_expires_so_long_after_its_epoch() -> None:
+def test_with_a_grace_interval_a_schedule_expires_after_its_epoch() -> None:
     assert requested([EPOCH, TOPIC], grace_s=3).expires_ms == 1_800_000_093_000
     past = requested([("scheduler-epoch", b"1799999990"), TOPIC], grace_s=3)
     assert past.expires_ms == 1_799_999_993_000
@@ -89,7 +89,7 @@ def test_a_null_value_cancels_and_an_empty_one_is_a_message() -> None:
     assert found.message == b""
 
 
-def test_a_tombstone_that_blackbox_wrote_asks_for_nothing() -> None:
+def test_a_tombstone_of_blackbox_is_not_a_cancel() -> None:
     assert parse([EPOCH, ("blackbox-source", b"schedules/0@5")], value=None) is None
     valued = parse([EPOCH, TOPIC, ("blackbox-source", b"schedules/0@5")])
     assert isinstance(valued, Request)
@@ -119,7 +119,7 @@ def test_a_tombstone_that_blackbox_wrote_asks_for_nothing() -> None:
         ),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_what_is_wrong(
+def test_an_invalid_schedule_is_refused_with_the_cause(
     headers: Headers, key: bytes | None, reason: Reason, said: str
 ) -> None:
     found = parse(headers, key=key)
@@ -145,12 +145,12 @@ def test_an_id_has_1024_bytes_at_most() -> None:
         assert "such as a hash" in refused.detail
 
 
-def test_the_tombstone_of_a_schedule_with_a_longer_id_asks_for_nothing() -> None:
+def test_the_tombstone_of_a_schedule_with_a_too_long_id_is_ignored() -> None:
     own: Headers = [("blackbox-source", b"schedules/0@5")]
     assert parse(own, key=b"x" * 1025, value=None) is None
 
 
-def test_a_cancel_of_nothing_that_can_be_an_id_is_refused() -> None:
+def test_a_cancel_without_a_valid_id_is_refused() -> None:
     assert isinstance(parse([], key=b" ", value=None), Invalid)
 
 
@@ -165,7 +165,7 @@ def test_a_cancel_of_nothing_that_can_be_an_id_is_refused() -> None:
         max_size=5,
     ),
 )
-def test_any_record_is_understood_or_refused(
+def test_any_record_is_parsed_or_refused(
     key: bytes | None, value: bytes | None, headers: Headers
 ) -> None:
     assert isinstance(parse(headers, key=key, value=value), Request | Cancel | Invalid | None)

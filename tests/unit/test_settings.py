@@ -1,4 +1,4 @@
-"""The environment variables: what is taken, what is refused, and the page that lists them."""
+"""The environment variables: valid values, invalid values, and the page that lists them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), GOOD)
-def test_a_good_value_is_taken(
+def test_a_valid_setting_is_accepted(
     environment: pytest.MonkeyPatch, variable: str, text: str, value: object
 ) -> None:
     environment.setenv(variable, text)
@@ -162,7 +162,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("variable", "text", "wanted"), BAD)
-def test_a_bad_value_is_refused_with_its_variable_and_what_is_wanted(
+def test_an_invalid_setting_is_refused_with_its_variable_and_what_is_expected(
     environment: pytest.MonkeyPatch, variable: str, text: str, wanted: str
 ) -> None:
     environment.setenv(variable, text)
@@ -174,7 +174,7 @@ def test_a_bad_value_is_refused_with_its_variable_and_what_is_wanted(
     assert "\n" not in said
 
 
-def test_the_brokers_must_be_named(environment: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_servers_must_be_set(environment: pytest.MonkeyPatch) -> None:
     environment.delenv(SERVERS)
     with pytest.raises(SettingsError, match=f"{SERVERS} is not set; wanted: brokers"):
         load()
@@ -187,7 +187,7 @@ def test_schedules_need_exactly_once(environment: pytest.MonkeyPatch) -> None:
         load()
 
 
-def test_the_history_is_no_topic_of_blackbox(environment: pytest.MonkeyPatch) -> None:
+def test_the_history_topic_must_not_be_a_topic_of_blackbox(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("BLACKBOX_REQUEST_TOPICS", "s:scheduler")
     environment.setenv("BLACKBOX_HISTORY_TOPIC", "s.receipts")
     with pytest.raises(SettingsError, match=r"BLACKBOX_HISTORY_TOPIC='s\.receipts'"):
@@ -227,7 +227,9 @@ def test_the_environment_of_kafka_message_scheduler_is_read(
     assert (load().request_topics, load().group_id) == ("TB:countdown", "blackbox")
 
 
-def test_timers_are_not_answered_into_a_request_topic(environment: pytest.MonkeyPatch) -> None:
+def test_the_timer_output_topic_must_not_be_a_request_topic(
+    environment: pytest.MonkeyPatch,
+) -> None:
     environment.setenv("BLACKBOX_REQUEST_TOPICS", "TB:timer,TB.expired:countdown")
     with pytest.raises(
         SettingsError, match=r"TIMER_OUTPUT_TOPIC=None: 'TB\.expired' is one of blackbox's"
@@ -235,7 +237,7 @@ def test_timers_are_not_answered_into_a_request_topic(environment: pytest.Monkey
         load()
 
 
-def test_nothing_is_delivered_to_a_topic_of_blackbox() -> None:
+def test_topics_of_blackbox_are_not_targets() -> None:
     found = load(request_topics="a:countdown,b:timer", oscillator_topic="seconds")
     own = ["a", "b", "a.receipts", "theirs.receipts", "blackbox.dead-letters", "seconds"]
     assert [name for name in [*own, "b.expired", "orders"] if found.is_own_topic(name)] == own
@@ -243,7 +245,7 @@ def test_nothing_is_delivered_to_a_topic_of_blackbox() -> None:
 
 
 @pytest.mark.parametrize("output", [None, "answers"])
-def test_seconds_are_not_written_where_timers_are_answered(output: str | None) -> None:
+def test_the_oscillator_topic_must_not_be_the_timer_output_topic(output: str | None) -> None:
     with pytest.raises(SettingsError, match="is one of blackbox's own topics; use another one"):
         load(
             request_topics="TB:timer",
@@ -252,7 +254,7 @@ def test_seconds_are_not_written_where_timers_are_answered(output: str | None) -
         )
 
 
-def test_every_bad_variable_is_named_at_once(environment: pytest.MonkeyPatch) -> None:
+def test_all_invalid_settings_are_named_together(environment: pytest.MonkeyPatch) -> None:
     bad = {variable: text for variable, text, _ in BAD}
     for variable, text in bad.items():
         environment.setenv(variable, text)
@@ -327,7 +329,7 @@ def test_settings_cannot_be_changed_later() -> None:
         ({"request_topics": "TB:scheduler", "max_countdown_s": 100, "grace_s": 3600}, 3700),
     ],
 )
-def test_a_topic_with_a_cold_tier_must_be_kept_for_two_horizons_and_another_for_all_that_is_pending(
+def test_the_needed_retention_is_two_horizons_or_the_longest_pending_time(
     settings: dict[str, object], kept_s: int
 ) -> None:
     assert load(**settings).needed_retention_ms("TB") == kept_s * 1000
@@ -343,7 +345,7 @@ def test_cold_requests_are_renewed_when_they_are_a_day_old_or_the_horizon(
     assert load(**settings).renew_after_ms == age_s * 1000
 
 
-def test_spark_is_the_engine_unless_the_process_is_asked_for() -> None:
+def test_spark_is_the_default_engine() -> None:
     assert load().engine == "spark"
 
 
@@ -364,12 +366,12 @@ def test_the_settings_of_a_file_are_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_without_a_file_there_are_no_settings_of_it(name: str) -> None:
+def test_without_a_file_there_are_no_further_settings(name: str) -> None:
     assert FILES[name](load()) == {}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_settings_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         SettingsError, match=rf"^BLACKBOX_{name.upper()}=.*/gone\.properties: .*readable"
     ):
@@ -389,7 +391,7 @@ def test_a_file_that_cannot_be_read_is_named_without_its_content(
 
 
 @pytest.mark.parametrize("line", ["spark.master=yarn", "executor.memory=hunter2"])
-def test_a_spark_setting_that_spark_would_not_heed_is_refused(tmp_path: Path, line: str) -> None:
+def test_a_spark_setting_that_has_no_effect_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "spark.properties"
     file.write_text(line)
     said = rf"^BLACKBOX_SPARK_CONFIG=.*: sets {re.escape(line.partition('=')[0])}; wanted: "
@@ -420,7 +422,7 @@ def block(language: str, containing: str) -> str:
     raise AssertionError(f"no {language} block with {containing!r} in the page")
 
 
-def test_the_error_on_the_page_is_what_is_said(environment: pytest.MonkeyPatch) -> None:
+def test_the_error_on_the_page_is_what_blackbox_prints(environment: pytest.MonkeyPatch) -> None:
     for line in block("sh", "export BLACKBOX_POLL_INTERVAL_MS").splitlines():
         variable, _, text = line.removeprefix("export ").partition("=")
         environment.setenv(variable, text)

@@ -6,7 +6,7 @@ from blackbox.cli.error_exit import error_exit
 from blackbox.cli.terminal import print_whole, table
 
 
-def test_a_program_that_reads_a_table_gets_each_row_on_one_line_with_nothing_cut_off(
+def test_a_table_that_is_not_on_a_terminal_has_one_complete_line_per_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     listed = table(("due", "caller", "id"))
@@ -20,7 +20,7 @@ def test_a_program_that_reads_a_table_gets_each_row_on_one_line_with_nothing_cut
 
 
 @pytest.mark.parametrize(("said", "is_red"), [("1", False), ("", True)])
-def test_errors_are_red_unless_somebody_wants_no_colour(
+def test_errors_are_red_unless_no_color_is_set(
     monkeypatch: pytest.MonkeyPatch, said: str, is_red: bool
 ) -> None:
     printed = list[str]()

@@ -1,4 +1,4 @@
-"""The format `timer`: both contracts, told apart by what a record holds."""
+"""The format `timer`: both contracts, distinguished by the content of a record."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_current_timer_is_answered_with_the_whole_request() -> None:
 
 
 @pytest.mark.parametrize("module", [future, older, current])
-def test_no_contract_has_a_map_for_80_000_entries_of_which_a_record_takes_a_third_of_a_second(
+def test_no_timer_contract_contains_a_slow_map_field(
     module: ModuleType,
 ) -> None:
     messages = list(module.DESCRIPTOR.message_types_by_name.values())
@@ -84,14 +84,14 @@ def test_no_contract_has_a_map_for_80_000_entries_of_which_a_record_takes_a_thir
     assert [message.full_name for message in messages if message.GetOptions().map_entry] == []
 
 
-def test_a_context_that_is_no_utf8_is_refused() -> None:
+def test_a_context_that_is_not_utf8_is_refused() -> None:
     refused = parse(b"\x0a\x0a\x12\x03\x0a\x01\xff\x1a\x03t-1\x30\x01")
 
     assert isinstance(refused, Invalid)
     assert refused.reason is Reason.NOT_PROTOBUF
 
 
-def test_what_we_do_not_know_of_a_request_is_given_back_as_well() -> None:
+def test_unknown_fields_of_a_timer_request_are_returned() -> None:
     more = ASKED.SerializeToString() + b"\x4a\x05hello"
     value = b"\x0a" + bytes([len(more)]) + more + b"\x30\x01"
     asked = parse(value)
@@ -127,7 +127,7 @@ def test_a_cancel_names_its_correlation_id(message: Message) -> None:
         ),
     ],
 )
-def test_a_second_that_is_past_means_at_once(message: Message) -> None:
+def test_a_past_second_is_due_at_once(message: Message) -> None:
     assert requested(message).due_ms == NOW_MS
 
 
@@ -149,7 +149,7 @@ def test_a_second_that_is_past_means_at_once(message: Message) -> None:
         (current.TimerCreate(expire_at=AT_S), Reason.BAD_ID, "correlation_id is missing"),
     ],
 )
-def test_anything_else_is_refused_with_its_reason(
+def test_an_invalid_record_is_refused_with_its_reason(
     message: Message | bytes | None, reason: Reason, told: str
 ) -> None:
     refused = parse(message)
@@ -159,11 +159,11 @@ def test_anything_else_is_refused_with_its_reason(
 
 
 @given(value=st.binary(max_size=80))
-def test_no_bytes_stop_it(value: bytes) -> None:
+def test_arbitrary_bytes_raise_nothing(value: bytes) -> None:
     parse(value)
 
 
-def test_the_modules_are_what_their_proto_files_say(tmp_path: Path) -> None:
+def test_the_generated_modules_match_their_proto_files(tmp_path: Path) -> None:
     folder = Path(blackbox.__file__).parent / "formats" / "proto"
     files = [f"blackbox/formats/proto/{path.name}" for path in sorted(folder.glob("*.proto"))]
     written = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]

@@ -1,4 +1,4 @@
-"""What a transactional producer says of its failures."""
+"""The errors of a transactional producer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 
 
 def transactions(flush: Exception, begin: Exception | None = None) -> Transactions:
-    """Over a producer that answers so."""
+    """Transactions with a producer that answers like this."""
 
     def raises(error: Exception | None) -> Any:
         def call(*_: object) -> None:
@@ -32,7 +32,7 @@ LOST = SystemError(
 )
 
 
-def test_a_producer_that_was_fenced_says_so_also_when_the_client_loses_its_error() -> None:
+def test_a_fenced_producer_raises_fenced_even_if_the_client_lost_the_error() -> None:
     fenced = KafkaException(
         KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True)
     )
@@ -44,7 +44,7 @@ def test_a_producer_that_was_fenced_says_so_also_when_the_client_loses_its_error
 @pytest.mark.parametrize(
     "begin", [None, KafkaException(KafkaError(KafkaError._STATE, "in a transaction"))]
 )
-def test_an_error_that_nobody_explains_is_a_doubt(begin: Exception | None) -> None:
+def test_an_unexplained_producer_error_requires_recovery(begin: Exception | None) -> None:
     with pytest.raises(JournalLost) as told:
         transactions(LOST, begin).flush()
 

@@ -1,4 +1,4 @@
-"""What is removed from the journals, in which order, and what stays."""
+"""What is removed from the journals, in which order, and what is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOR_EVER = TopicSettings(-1, -1, "delete", "LogAppendTime", 1 << 20)
 
 @dataclass
 class Kafka:
-    """Two topics of hundred records, one a millisecond, the last one now; what is removed is noted."""
+    """Two topics of a hundred records, one a millisecond, the last one now; removals are recorded."""
 
     settings: dict[str, Any] = field(
         default_factory=lambda: {"TB": FOR_EVER, "TB.receipts": FOR_EVER}
@@ -74,13 +74,13 @@ def trim(kafka: Kafka, mark: Mark, kept_ms: int = 0) -> None:
     Trimmer(cast(KafkaAccess, kafka), kept_ms).trim(Shard("TB", 2), mark, NOW_MS)
 
 
-def test_requests_go_before_their_receipts(kafka: Kafka) -> None:
+def test_requests_are_trimmed_before_their_receipts(kafka: Kafka) -> None:
     trim(kafka, Mark(50, 40))
 
     assert kafka.removed == [("TB", 2, 50), ("TB.receipts", 2, 40)]
 
 
-def test_what_is_younger_than_the_retention_stays(kafka: Kafka) -> None:
+def test_records_younger_than_the_retention_are_not_trimmed(kafka: Kafka) -> None:
     trim(kafka, Mark(50, 40), kept_ms=70)
 
     assert kafka.removed == [("TB", 2, 30), ("TB.receipts", 2, 30)]
@@ -95,7 +95,9 @@ def test_what_is_younger_than_the_retention_stays(kafka: Kafka) -> None:
         "not allowed to look",
     ],
 )
-def test_a_topic_that_somebody_else_trims_is_left_alone(kafka: Kafka, settings: Any) -> None:
+def test_a_topic_with_its_own_retention_or_compaction_is_not_trimmed(
+    kafka: Kafka, settings: Any
+) -> None:
     kafka.settings["TB"] = settings
 
     trim(kafka, Mark(50, 40))
@@ -103,7 +105,7 @@ def test_a_topic_that_somebody_else_trims_is_left_alone(kafka: Kafka, settings: 
     assert kafka.removed == [("TB.receipts", 2, 40)]
 
 
-def test_receipts_stay_while_the_requests_that_they_end_do(kafka: Kafka) -> None:
+def test_receipts_are_not_trimmed_without_the_permission_to_trim_requests(kafka: Kafka) -> None:
     kafka.refusals["TB"] = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
     trim(kafka, Mark(50, 40))

@@ -1,4 +1,4 @@
-"""Reads and changes over HTTP take turns, so that neither takes all threads of the other."""
+"""Reads and changes over HTTP are limited separately, so that neither occupies all threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service.test_http import Patient
 
 
 class SlowAdmin:
-    """Finds nothing until it may; cancels at once."""
+    """Lookups wait for permission; cancels are answered at once."""
 
     def __init__(self) -> None:
         self.may_find = Event()
@@ -41,7 +41,7 @@ class SlowAdmin:
         )
 
 
-def test_look_ups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.api.turns.READ_WITHIN_S", 0.2)
     admin = SlowAdmin()
     app = FastAPI()

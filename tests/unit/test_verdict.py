@@ -61,7 +61,7 @@ def place_of(fate: ExpectedOutcome) -> int:
 
 
 def without(fate: ExpectedOutcome) -> list[Seen]:
-    """Everything but the outcome of the first line of this fate."""
+    """Everything except the outcome of the first line with this expected outcome."""
     return [
         one
         for one in [*requests(), *outcomes()]
@@ -82,13 +82,13 @@ def test_the_order_in_which_topics_are_read_does_not_matter() -> None:
     assert judge([*reversed(outcomes()), *requests()]) == judge([*requests(), *outcomes()])
 
 
-def test_a_message_that_did_not_come_out_is_lost() -> None:
+def test_a_message_that_was_not_delivered_is_lost() -> None:
     verdict = judge(without(ExpectedOutcome.DELIVERED))
     assert list(verdict.faults) == ["lost"]
     assert verdict.faults["lost"] == [SCRIPT[place_of(ExpectedOutcome.DELIVERED)].message.decode()]
 
 
-def test_a_message_that_came_out_twice_is_duplicated() -> None:
+def test_a_message_that_was_delivered_twice_is_duplicated() -> None:
     again = message(place_of(ExpectedOutcome.DELIVERED))._replace(offset=9999)
     verdict = judge([*requests(), *outcomes(), again])
     assert list(verdict.faults) == ["duplicated"]
@@ -123,12 +123,12 @@ def test_due_times_are_not_taken_from_the_header_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("fate", [ExpectedOutcome.CANCELLED, ExpectedOutcome.REPLACED])
-def test_what_was_cancelled_or_replaced_must_not_come_out(fate: ExpectedOutcome) -> None:
+def test_a_delivered_cancelled_or_replaced_request_is_a_stray(fate: ExpectedOutcome) -> None:
     verdict = judge([*requests(), *outcomes(), message(place_of(fate))])
     assert list(verdict.faults) == ["strays"]
 
 
-def test_a_message_on_another_topic_is_not_the_one_asked_for() -> None:
+def test_a_message_on_another_topic_is_a_stray() -> None:
     first = message(place_of(ExpectedOutcome.DELIVERED))
     elsewhere = next(topic for topic in TARGETS if topic != first.topic)
     verdict = judge([*without(ExpectedOutcome.DELIVERED), first._replace(topic=elsewhere)])
@@ -164,7 +164,7 @@ def test_a_dead_letter_for_another_reason_is_misjudged() -> None:
     assert "refused, expected" in verdict.faults["misjudged"][0]
 
 
-def test_a_dead_letter_that_came_twice_is_misjudged() -> None:
+def test_a_repeated_dead_letter_is_misjudged() -> None:
     again = letter(place_of(ExpectedOutcome.DEAD))
     assert list(judge([*requests(), *outcomes(), again]).faults) == ["misjudged"]
 
@@ -179,7 +179,7 @@ def test_a_request_that_cannot_be_read_back_is_named() -> None:
     assert list(verdict.faults) == ["unread"]
 
 
-def test_a_run_of_nothing_is_not_good() -> None:
+def test_an_empty_run_is_not_good() -> None:
     verdict = judge([])
     assert len(verdict.faults["lost"]) == sum(
         line.expected is ExpectedOutcome.DELIVERED for line in SCRIPT
@@ -194,7 +194,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 @pytest.mark.parametrize("count", [50, 999, 3000])
-def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: int) -> None:
+def test_a_script_has_the_given_number_of_different_requests(count: int) -> None:
     script = write_script(count, 2)
     assert sum(line.expected is not ExpectedOutcome.CANCEL for line in script) == count
     assert len({line.value for line in script}) == len(script)
@@ -207,7 +207,7 @@ def test_a_script_has_as_many_requests_as_were_wanted_and_no_two_alike(count: in
 @pytest.mark.parametrize(
     "line", SCRIPT[:40] + [one for one in SCRIPT if one.expected is not ExpectedOutcome.DELIVERED]
 )
-def test_every_line_means_to_blackbox_what_the_script_says(line: ScriptedRecord) -> None:
+def test_blackbox_parses_every_line_as_the_script_expects(line: ScriptedRecord) -> None:
     format = make_format("countdown", Options(max_countdown_s=60, own_topics=lambda name: False))
     asked = format.parse(Record(0, ASKED_MS, None, line.value, list(line.headers)), ASKED_MS)
     if line.expected is ExpectedOutcome.CANCEL:

@@ -1,4 +1,4 @@
-"""Every fault: a story of a scene, in which something goes wrong and is mended."""
+"""Every fault: a function of a scene that breaks something and mends it."""
 
 from __future__ import annotations
 

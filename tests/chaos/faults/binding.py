@@ -1,4 +1,4 @@
-"""Topics that are created again, and a group of another name: `blackbox rebind` decides, and Redis may be lost after."""
+"""Recreated topics, and another consumer group: `blackbox rebind` decides, and Redis may be lost afterwards."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.chaos.scene import Scene
 from tests.world import ServiceProcess
 
 REBIND_S = 2.5
-"""About as long as a rebind takes."""
+"""About the duration of a rebind."""
 
 
 def requests_created_again(scene: Scene) -> None:
-    """While callers write; what was pending is in Redis alone."""
+    """While callers write; pending requests are only in Redis."""
     begun(scene)
     scene.wait_taken_in()
     ends_services(scene, 0.5)
@@ -25,9 +25,9 @@ def requests_created_again(scene: Scene) -> None:
 
 
 def receipts_created_again(scene: Scene) -> None:
-    """Redis alone knows what was delivered, so it must not be lost."""
+    """Only Redis knows what was delivered, so it must not be lost."""
     [service] = begun(scene)
-    scene.wait_ready(service)  # it has made them
+    scene.wait_ready(service)  # it has created them
     scene.within(0.5, 4)
     scene.stop(service)
     scene.delete(receipts_topic(scene.world.requests))
@@ -39,7 +39,9 @@ def receipts_created_again(scene: Scene) -> None:
 
 def group_changed(scene: Scene) -> None:
     [service] = begun(scene)
-    scene.wait_ready(service)  # it has made the receipts, without which there is nothing to decide
+    scene.wait_ready(
+        service
+    )  # it has created the receipts, without which there is nothing to decide
     scene.within(0.5, 4)
     ends_services(scene, 1)
     scene.settings["group_id"] = f"{scene.world.name}.others"
@@ -49,7 +51,7 @@ def group_changed(scene: Scene) -> None:
 
 
 def begun(scene: Scene) -> list[ServiceProcess]:
-    scene.settings["hot_horizon_s"] = 0  # of what is cold the topic alone knows more than a bit
+    scene.settings["hot_horizon_s"] = 0  # of a cold request, only the topic has more than a bit
     scene.start()
     scene.ask(LONG_S)
     return scene.running()

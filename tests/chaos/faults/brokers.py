@@ -1,4 +1,4 @@
-"""Three brokers, replicas on all, two in sync required: one dies, or all do, or a coordinator's fate tears."""
+"""Three brokers, replicas on all, two in sync required: one dies, or all die, or a coordinator fails during a commit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_killed(scene: Scene) -> None:
 
 
 def coordinator_torn(scene: Scene) -> None:
-    """Its broker dies, its successor freezes as soon as it is elected, the third lags behind."""
+    """The coordinator's broker dies, its successor freezes once it is elected, and the third broker lags."""
     cluster = begun(scene)
     scene.together(lambda: tear(cluster, transactional_id(scene), scene))
 
@@ -58,7 +58,7 @@ def transactional_id(scene: Scene) -> str:
 
 
 def begun(scene: Scene) -> Cluster:
-    """A service is at work, and the schedule at some moment."""
+    """A running service, and a random moment of the schedule."""
     assert isinstance(scene.kafka, Broker)
     scene.wait_ready(scene.start())
     scene.ask(within_s=6)

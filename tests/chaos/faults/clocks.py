@@ -1,4 +1,4 @@
-"""Clocks that are an hour wrong, of a service's host, Redis or Kafka; and two hours that pass for all."""
+"""Clocks that are an hour wrong, of a service's host, Redis or Kafka; and two hours that pass on all clocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def redis_wrong(by_s: int, scene: Scene) -> None:
 
 
 def servers_wrong(by_s: int, scene: Scene) -> None:
-    """Kafka and Redis agree, and the service's host is right. Were they ahead, all would be late by that."""
+    """Kafka and Redis agree, and the service's host is right. If they were ahead, everything would be late."""
     clock = clock_of_servers(scene)
     scene.kafka.kill()
     clock.set_wrong_by(by_s)
@@ -59,25 +59,25 @@ def servers_wrong(by_s: int, scene: Scene) -> None:
 
 
 def all_but_kafka_wrong(scene: Scene) -> None:
-    """Service and Redis begin an hour behind, as after a boot without NTP, and are set in the middle."""
+    """Service and Redis start an hour behind, as after a boot without NTP, and are set in the middle."""
     clock = clock_of_servers(scene)
     clock.set_wrong_by(-HOUR_S)
     until("Redis' clock is wrong", lambda: ahead_of_us_s(scene) < 60 - HOUR_S)
-    scene.settings["hot_horizon_s"] = 0  # what is cold is read again once it comes near
+    scene.settings["hot_horizon_s"] = 0  # cold requests are read again at their promotion
     service = scene.start(clock=clock)
     early_bait(scene)
     scene.ask()
     scene.wait_taken_in()
-    # Counted just after it was stored.
+    # counted just after they were stored
     ahead_s = partial(service.metric, "blackbox_kafka_clock_ahead_seconds")
-    until("the metric tells", lambda: ahead_s() > HOUR_S - 60)
+    until("the metric shows it", lambda: ahead_s() > HOUR_S - 60)
     scene.last(0, 1)
     clock.set_wrong_by(0)
     scene.ask()
 
 
 def hours_without_kafka(scene: Scene) -> None:
-    """Everything is two hours older when Kafka is there again; the service may be a new one."""
+    """Everything is two hours older when Kafka is back; the service may be a new one."""
     clock = clock_of_servers(scene)
     early_bait(scene)
     service = scene.start(clock=clock)
@@ -97,20 +97,20 @@ def hours_without_kafka(scene: Scene) -> None:
 
 
 def clock_of_servers(scene: Scene) -> WrongClock:
-    """Redis' own, or that of Kafka as well where the schedule has its own."""
+    """The clock of Redis, and also that of Kafka if the schedule has its own."""
     assert isinstance(scene.redis, FrailRedis)
     assert scene.redis.clock is not None
     return scene.redis.clock
 
 
 def ahead_of_us_s(scene: Scene) -> float:
-    """By how much Redis' clock is."""
+    """By how much Redis' clock is wrong."""
     with closing(redis.Redis.from_url(scene.redis.url)) as client:
         return float(client.time()[0]) - time.time()
 
 
 def early_bait(scene: Scene) -> None:
-    """Requests that an hour would make due, and nothing else may."""
+    """Requests that only an hour of wrong time would make due."""
     for number in range(4):
         request = {"topic": scene.world.targets[0], "message": f"far-{number}", "countdown": 1800}
         scene.ask_this(json.dumps(request))

@@ -1,4 +1,4 @@
-"""A service ends right after a step of a verb; often the next one does, too."""
+"""A service ends right after a step of a verb; often the next one also does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def crashed_twice_after(step: str, scene: Scene) -> None:
 def crash(scene: Scene, after: Crash) -> None:
     service = scene.start(crash=after)
     if after.step == "I1" or (after.step[0] in "ID" and after.time > 1):
-        # What is there before a shard is open is taken in at once, and goes out in few batches.
+        # Requests written before a shard is open are stored at once, and delivered in few batches.
         scene.wait_ready(service)
     scene.ask_until_crashed(service)
 

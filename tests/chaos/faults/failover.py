@@ -1,4 +1,4 @@
-"""A Redis of several servers: the primary fails over, with or without what was written last; slots and nodes of a cluster go."""
+"""A Redis of several servers: the primary fails over, with or without the last writes; slots move and nodes of a cluster fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def primary_killed(scene: Scene) -> None:
 
 
 def primary_killed_unreplicated(scene: Scene) -> None:
-    """What it took last, its replica never got."""
+    """The replica never gets the last writes."""
     scene.start()
     servers = sentinels(scene)
     servers.stop_replicating()
@@ -27,12 +27,12 @@ def primary_killed_unreplicated(scene: Scene) -> None:
 
 
 def failed_over(scene: Scene) -> None:
-    """As an operator orders it."""
+    """As an operator starts it."""
     with_sentinels(scene).fail_over()
 
 
 def primary_frozen(scene: Scene) -> None:
-    """It comes back, and for a moment two believe that they are the primary."""
+    """It returns, and for a moment two servers act as the primary."""
     servers = with_sentinels(scene)
     before = servers.primary
     with frozen(before):

@@ -1,4 +1,4 @@
-"""What a fault is to those who play schedules of it."""
+"""A fault, as the player of its schedules sees it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Servers = Literal[
     "three brokers",
     "spark",
 ]
-"""Whose servers it harms: a broker's harm is that of a company of schedules, all at once."""
+"""Which servers it breaks: a broken broker affects a group of schedules at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`count` is how many schedules a full run has of it. `story` ends with everything mended.
+    """`count` is the number of its schedules in a full run. `story` ends with everything mended.
 
-    `exactly_once`: there is nothing to go wrong without transactions.
-    `may_revive`: a cancel may be read too late, because requests are read late. What is due by then
-    goes out before what was written meanwhile is read.
+    `exactly_once`: nothing can go wrong without transactions.
+    `may_revive`: a cancel may be read too late, because requests are read late. Requests due by then
+    are delivered before records written in the meantime are read.
     """
 
     name: str

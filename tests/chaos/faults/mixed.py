@@ -1,4 +1,4 @@
-"""Several things go wrong, one after the other or while the first is being mended."""
+"""Several faults, one after the other or while the first is being mended."""
 
 from __future__ import annotations
 

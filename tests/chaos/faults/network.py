@@ -58,7 +58,7 @@ def silent(way_of: Way, scene: Scene) -> None:
 
 
 def reply_lost(way_of: Way, request: str | int, latest: int, scene: Scene) -> None:
-    """It was carried out, and the service does not learn it; sometimes it is killed, too."""
+    """The request was carried out, but its reply is lost; sometimes the service is also killed."""
     way = way_of(scene)
     way.lose_reply(request, scene.dice.randint(1, latest))
     service = scene.start()

@@ -1,4 +1,4 @@
-"""A Redis that dies, forgets, goes back, is full, is busy, or cannot write."""
+"""A Redis that dies, loses data, is rolled back, is full, is busy, or cannot write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.world import until
 
 ENDLESS = "while true do end"
 CANCELLED_S = 5.0
-"""Long enough for a cancel to count for sure."""
+"""Long enough for a cancel to be certainly in time."""
 
 # ARGV: a pattern; returns every such key with its content
 COPY = """
@@ -52,7 +52,7 @@ def stopped_for_a_while(scene: Scene) -> None:
 
 
 def tail_lost(scene: Scene) -> None:
-    """What was written last is gone, from a random byte on."""
+    """The last writes are lost, from a random byte on."""
     begun(scene)
     for _ in range(scene.dice.randint(1, 2)):
         scene.redis.kill()
@@ -70,7 +70,7 @@ def emptied(scene: Scene) -> None:
 
 
 def gone_back(scene: Scene) -> None:
-    """A copy of its files from some time before is put back."""
+    """An earlier copy of its files is restored."""
     scene.start()
     scene.ask()
     scene.within(0.2, 1.5)
@@ -84,7 +84,7 @@ def gone_back(scene: Scene) -> None:
 
 
 def gone_back_unseen(scene: Scene) -> None:
-    """As after a failover that no connection shows: only the positions tell."""
+    """As after a failover that breaks no connection: only the positions show it."""
     scene.start()
     scene.ask()
     scene.within(0.2, 2)
@@ -97,7 +97,7 @@ def gone_back_unseen(scene: Scene) -> None:
 
 
 def gone_back_before_cancels(scene: Scene) -> None:
-    """What was cancelled long ago is pending again when it is due."""
+    """Requests cancelled long before are pending again when they are due."""
     scene.settings["hot_horizon_s"] = 0
     scene.start()
     count = scene.dice.randint(5, 30)
@@ -110,7 +110,7 @@ def gone_back_before_cancels(scene: Scene) -> None:
     scene.world.flush()
     ours = f"blackbox:{{{scene.world.requests}-"
     with client(scene) as asked_redis:
-        until("they are taken in", lambda: entries(asked_redis, scene) == count)
+        until("they are stored", lambda: entries(asked_redis, scene) == count)
         copy = asked_redis.eval(COPY, 0, ours + "*")
         for cancel, partition in cancels:
             scene.ask_this(cancel, partition)
@@ -146,7 +146,7 @@ def busy(scene: Scene) -> None:
 
 
 def is_busy(asked: Any) -> bool:
-    """Ends the script that runs; one that its own client no longer waits for runs on, too."""
+    """Ends the running script; a script continues although its client no longer waits."""
     try:
         asked.script_kill()
     except redis.ResponseError as error:
@@ -170,7 +170,7 @@ def unable_to_write(scene: Scene) -> None:
 
 
 def begun(scene: Scene, first_s: float = 0.2) -> None:
-    """A service is at work, and the schedule at some moment."""
+    """A running service, and a random moment of the schedule."""
     scene.start()
     scene.ask()
     scene.within(first_s, 2)
@@ -186,7 +186,7 @@ def client(scene: Scene) -> Iterator[Any]:
 
 
 def both(first: Callable[[Scene], None]) -> Callable[[Scene], None]:
-    """The same, and the service is killed in the middle of what it does about it."""
+    """The same, and the service is killed during the recovery."""
 
     def and_killed(scene: Scene) -> None:
         first(scene)

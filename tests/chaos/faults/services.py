@@ -1,4 +1,4 @@
-"""Services that are killed, frozen, stopped, and that come and go."""
+"""Services that are killed, frozen, stopped and started."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stopped(scene: Scene) -> None:
 
 
 def replaced(scene: Scene) -> None:
-    """As a rolling update does it: the next one is there before."""
+    """As in a rolling update: the next one starts first."""
     service = scene.start()
     scene.ask()
     scene.within(0, 1)
@@ -50,7 +50,7 @@ def replaced(scene: Scene) -> None:
 
 
 def frozen_past_its_session(scene: Scene) -> None:
-    """A zombie: it wakes up in the middle of what it did, when others own its shards."""
+    """A frozen service continues in the middle of its work when others own its shards."""
     services = [scene.start(), scene.start()]
     scene.ask(within_s=3)
     scene.within(0, 2)

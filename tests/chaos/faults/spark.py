@@ -40,7 +40,7 @@ def jvm_killed(scene: Scene) -> None:
 
 
 def index_lost(scene: Scene) -> None:
-    """All of it, or what came since a copy, after journals were trimmed."""
+    """All of it, or everything since a copy, after journals were trimmed."""
     service = scene.start()
     scene.wait_ready(service)
     scene.ask(within_s=5)

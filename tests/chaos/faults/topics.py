@@ -1,4 +1,4 @@
-"""Topics that are deleted or grow while messages are on their way."""
+"""Topics that are deleted or grow during deliveries."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.world import until
 
 
 def target_deleted(scene: Scene) -> None:
-    """What was not delivered by then becomes dead letters."""
+    """Messages that are not delivered by then become dead letters."""
     scene.world.create(NewTopic(scene.doomed_topic, 2))
     scene.is_doomed_asked = True
-    scene.settings["retention_s"] = 3600  # receipts alone say what was delivered there
+    scene.settings["retention_s"] = 3600  # only receipts show what was delivered there
     scene.start()
     scene.ask()
     scene.within(0.3, 1.8)
@@ -27,7 +27,7 @@ def target_deleted(scene: Scene) -> None:
 
 
 def partitions_added(scene: Scene) -> None:
-    """Each has requests before the service knows of it."""
+    """Each gets requests before the service knows it."""
     scene.start()
     scene.ask(within_s=3)
     scene.within(0, 2)
@@ -45,7 +45,7 @@ def partitions_added(scene: Scene) -> None:
 
 
 def targets_paused(scene: Scene) -> None:
-    """What waits there is parked, by owners that are killed meanwhile."""
+    """Its requests are parked by owners that are killed in the meantime."""
     scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 1)

@@ -1,4 +1,4 @@
-"""Clients that have lost all brokers, and would wait for ever, are replaced."""
+"""Clients that have lost all brokers, and would wait forever, are replaced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def access(world: World) -> KafkaAccess:
     return KafkaAccess(world.kafka.bootstrap_servers, world.name)
 
 
-class Sights:
-    """What clients are told of their brokers."""
+class Monitors:
+    """The connection monitors of all clients."""
 
     def __init__(self) -> None:
         self.made: list[ConnectionMonitor] = []
@@ -39,21 +39,21 @@ class Sights:
         return self.made[-1]
 
     def lose(self) -> None:
-        """The clients made until now hear for long that they are not connected."""
-        for sight in self.made:
+        """Report to all existing clients that they have been disconnected for a long time."""
+        for monitor in self.made:
             for _ in range(20):
-                sight(NO_BROKERS)
+                monitor(NO_BROKERS)
 
 
 @pytest.fixture
-def sights(monkeypatch: pytest.MonkeyPatch) -> Sights:
-    sights = Sights()
-    monkeypatch.setattr(access_module, "ConnectionMonitor", sights.make)
-    return sights
+def monitors(monkeypatch: pytest.MonkeyPatch) -> Monitors:
+    monitors = Monitors()
+    monkeypatch.setattr(access_module, "ConnectionMonitor", monitors.make)
+    return monitors
 
 
-def test_requests_are_read_on_where_they_were_read_to(
-    world: World, access: KafkaAccess, sights: Sights
+def test_a_new_consumer_continues_reading_requests_where_the_last_one_stopped(
+    world: World, access: KafkaAccess, monitors: Monitors
 ) -> None:
     read: list[bytes] = []
     reader = RequestReader(access, most_records=100, gather_s=0.01)
@@ -72,28 +72,28 @@ def test_requests_are_read_on_where_they_were_read_to(
             world.send_raw(b"%d" % number, partition=number % 2)
         world.flush()
         until("they are read", partial(have, half[-1] + 1))
-        sights.lose()
+        monitors.lose()
     reader.close()
-    assert len(sights.made) == 2
+    assert len(monitors.made) == 2
     assert sorted(read) == sorted(b"%d" % number for number in range(200))
 
 
-def test_who_waits_for_requests_goes_on_waiting(
-    world: World, access: KafkaAccess, sights: Sights
+def test_waiting_for_records_continues_with_a_new_consumer(
+    world: World, access: KafkaAccess, monitors: Monitors
 ) -> None:
     ends = Ends(access)
     first = {(world.requests, 0): 0}
     assert not ends.wait_for_records(first, 0.1)
-    sights.lose()
+    monitors.lose()
     world.send_raw(b"news", partition=0)
     world.flush()
-    until("it is heard of", lambda: ends.wait_for_records(first, 0.5))
-    assert len(sights.made) == 2
+    until("the record is noticed", lambda: ends.wait_for_records(first, 0.5))
+    assert len(monitors.made) == 2
     ends.close()
 
 
-def test_a_member_gives_its_shards_up_and_gets_them_again(
-    world: World, access: KafkaAccess, sights: Sights
+def test_a_member_without_brokers_loses_its_shards_and_gets_them_again(
+    world: World, access: KafkaAccess, monitors: Monitors
 ) -> None:
     told: SimpleQueue[tuple[str, Shard]] = SimpleQueue()
 
@@ -110,14 +110,14 @@ def test_a_member_gives_its_shards_up_and_gets_them_again(
     member.start()
     until("it has them", lambda: len(member.owned()) == world.partitions)
     before = {told.get(timeout=30) for _ in range(world.partitions)}
-    sights.lose()
+    monitors.lose()
     again = [told.get(timeout=30) for _ in range(2 * world.partitions)]
     assert {what for what, _ in again[: world.partitions]} == {"lost"}
     assert set(again[world.partitions :]) == before
     member.close()
 
 
-def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
+def test_a_lookup_of_targets_without_an_answer_uses_a_new_client(
     world: World, access: KafkaAccess
 ) -> None:
     targets = TargetTopics(access)
@@ -125,9 +125,7 @@ def test_who_asks_about_targets_asks_with_another_client_after_no_answer(
     assert targets.unavailable([world.targets[0]]) == {}
 
 
-def test_who_gave_its_clients_up_reads_and_asks_with_new_ones(
-    world: World, access: KafkaAccess
-) -> None:
+def test_a_reader_that_was_closed_uses_new_clients(world: World, access: KafkaAccess) -> None:
     world.send_raw(b"x", partition=0)
     world.flush()
     reader = PartitionReader(access)

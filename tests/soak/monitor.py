@@ -1,4 +1,4 @@
-"""What each process needs over time: memory and file descriptors."""
+"""The memory and file descriptors of each process over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUND_S = 360.0
 
 
 class Sample(NamedTuple):
-    """Of a process with all its children, `at_s` after the watch began."""
+    """A process with all its children, `at_s` after the monitor started."""
 
     at_s: float
     memory_mb: float
@@ -38,23 +38,23 @@ class Life:
 
     @property
     def warm(self) -> list[Sample]:
-        """The samples after the warm-up; none when it did not live for two rounds of faults from then on."""
+        """The samples after the warm-up; none if it did not live for two rounds of faults after that."""
         first_s = self.samples[0].at_s + WARM_UP_S
         is_long = self.samples[-1].at_s - first_s >= 2 * ROUND_S
         return [one for one in self.samples if one.at_s >= first_s] if is_long else []
 
     def drift(self, of: Callable[[Sample], float]) -> float:
-        """By what share the last round of faults differs from the first after the warm-up; medians."""
+        """The relative change from the first round of faults after the warm-up to the last; medians."""
         warm = self.warm
         first = [of(one) for one in warm if one.at_s < warm[0].at_s + ROUND_S]
         last = [of(one) for one in warm if one.at_s > warm[-1].at_s - ROUND_S]
         return median(last) / median(first) - 1
 
 
-class Watch:
-    """Looks at processes now and then; `pids` tells which run just now, by role.
+class Monitor:
+    """Samples processes from time to time; `pids` returns the running ones, by role.
 
-    What goes wrong in a look is raised when the watch ends.
+    An error while sampling is raised when the monitor ends.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], every_s: float = EVERY_S) -> None:
@@ -65,8 +65,8 @@ class Watch:
         self._over = Event()
         self._thread = ThreadPoolExecutor(1)
 
-    def __enter__(self) -> Watch:
-        self._looking = self._thread.submit(self._look)
+    def __enter__(self) -> Monitor:
+        self._looking = self._thread.submit(self._sample_all)
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Watch:
     def lives(self) -> list[Life]:
         return [life for life in self._lives.values() if life.samples]
 
-    def _look(self) -> None:
+    def _sample_all(self) -> None:
         while not self._over.wait(self._every_s):
             for role, pid in self._pids().items():
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -98,5 +98,5 @@ class Watch:
 
 
 def _memory_mb(family: Iterable[psutil.Process]) -> float:
-    """What several of them share counts once."""
+    """Memory that several of them share counts once."""
     return sum(one.memory_full_info().pss for one in family) / 1e6

@@ -27,7 +27,7 @@ NOTHING = Parsed(0, 0, [])
 
 
 @dataclass
-class Part:
+class FakeVerbs:
     """Index, writer, recovery, intake and dispatch in one; the tests decide what a tick does."""
 
     ticks: SimpleQueue[int]
@@ -57,8 +57,8 @@ class Part:
 
 
 @pytest.fixture
-def part() -> Part:
-    return Part(SimpleQueue())
+def verbs() -> FakeVerbs:
+    return FakeVerbs(SimpleQueue())
 
 
 @pytest.fixture
@@ -72,16 +72,16 @@ def wake_up() -> bool:
 
 
 @pytest.fixture
-def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[ShardOwner]:
-    all_in_one = cast(Any, part)
+def owner(verbs: FakeVerbs, calls: list[tuple[str, object]], wake_up: bool) -> Iterator[ShardOwner]:
+    all_in_one = cast(Any, verbs)
     low_water = LowWater(Shard("TB", 0), all_in_one, all_in_one, lambda: 0)
-    hold = ShardSession(
+    session = ShardSession(
         all_in_one, all_in_one, all_in_one, all_in_one, low_water, ShardClock(Clock()),
-        cast(Any, Quiet()), (part, part),
+        cast(Any, Quiet()), (verbs, verbs),
     )  # fmt: skip
     owner = ShardOwner(
         Shard("TB", 0),
-        lambda _: hold,
+        lambda _: session,
         clock=Clock(),
         metrics=Metrics(),
         wake_up=wake_up,
@@ -95,16 +95,16 @@ def owner(part: Part, calls: list[tuple[str, object]], wake_up: bool) -> Iterato
     assert owner.join(ANSWER_S)
 
 
-def test_what_the_first_look_finds_refused_is_no_reason_to_stay_closed(
-    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
+def test_a_refusal_in_the_first_tick_does_not_keep_a_shard_closed(
+    owner: ShardOwner, verbs: FakeVerbs, calls: list[tuple[str, object]]
 ) -> None:
     def refuse() -> None:
         raise Refused({7: (Reason.TOO_LARGE, "too large")})
 
-    part.during += [refuse] * 20
+    verbs.during += [refuse] * 20
     owner.start()
 
-    until("it is open and delivers", lambda: owner.is_open and not part.ticks.empty(), 5.0)
+    until("it is open and delivers", lambda: owner.is_open and not verbs.ticks.empty(), 5.0)
     assert [what for what, _ in calls].count("opened") == 21
 
 
@@ -112,32 +112,32 @@ class Quiet:
     def close(self) -> None: ...
 
 
-def test_what_is_stored_during_a_tick_and_due_soon_is_not_left_to_the_next_poll(
-    owner: ShardOwner, part: Part
+def test_a_request_stored_during_a_tick_and_due_soon_wakes_the_owner(
+    owner: ShardOwner, verbs: FakeVerbs
 ) -> None:
     def store_something_due_soon() -> None:
-        part.first_due_ms = Clock().earliest_ms() + 30
+        verbs.first_due_ms = Clock().earliest_ms() + 30
         assert owner.take(NOTHING)
 
-    part.during = [lambda: None, lambda: None, store_something_due_soon]
-    part.next_due_ms = [None, Clock().earliest_ms() + 5]
+    verbs.during = [lambda: None, lambda: None, store_something_due_soon]
+    verbs.next_due_ms = [None, Clock().earliest_ms() + 5]
     owner.start()
     for _ in range(4):
-        part.ticks.get(timeout=ANSWER_S)  # nobody polls: only the wake-up does it
+        verbs.ticks.get(timeout=ANSWER_S)  # there are no polls: only the wake-up causes it
 
 
-def test_a_doubt_is_recovered_from_even_when_closing_fails(
-    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
+def test_a_shard_is_recovered_even_if_closing_fails(
+    owner: ShardOwner, verbs: FakeVerbs, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
-    part.ticks.get(timeout=ANSWER_S)
+    verbs.ticks.get(timeout=ANSWER_S)
     owner.recover(PositionsMoved("gone back"))
     until("it opens again", lambda: len(calls) >= 3)
     assert [name for name, _ in calls[:3]] == ["opened", "closed", "opened"]
 
 
-def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
-    owner: ShardOwner, part: Part
+def test_a_shard_to_be_recovered_stores_nothing_during_its_last_tick(
+    owner: ShardOwner, verbs: FakeVerbs
 ) -> None:
     taken: list[bool] = []
 
@@ -145,34 +145,34 @@ def test_a_shard_in_doubt_takes_nothing_while_its_last_tick_goes_on(
         owner.recover(PositionsMoved("gone back"))
         taken.append(owner.take(NOTHING))
 
-    part.during = [lambda: None, is_in_doubt]
+    verbs.during = [lambda: None, is_in_doubt]
     owner.start()
-    until("it takes again", lambda: bool(taken) and owner.take(NOTHING))
+    until("it stores again", lambda: bool(taken) and owner.take(NOTHING))
     assert taken == [False]
 
 
-def test_a_batch_behind_a_gap_is_not_stored_and_read_again_from_the_position(
-    owner: ShardOwner, part: Part, calls: list[tuple[str, object]]
+def test_a_batch_beyond_the_position_is_read_again_from_the_position(
+    owner: ShardOwner, verbs: FakeVerbs, calls: list[tuple[str, object]]
 ) -> None:
     owner.start()
-    part.ticks.get(timeout=ANSWER_S)
-    part.ticks.get(timeout=ANSWER_S)
+    verbs.ticks.get(timeout=ANSWER_S)
+    verbs.ticks.get(timeout=ANSWER_S)
     assert not owner.take(Parsed(5, 9, []))
     assert calls == [("opened", 0), ("opened", 0)]
 
 
-def started(owner: ShardOwner, part: Part, *, next_due_ms: int | None) -> None:
-    """The owner waits, after the tick of its opening and one more that found this due time."""
-    part.next_due_ms = [None, next_due_ms]
+def started(owner: ShardOwner, verbs: FakeVerbs, *, next_due_ms: int | None) -> None:
+    """Wait until the owner is idle, after the tick of its opening and another one that found this due time."""
+    verbs.next_due_ms = [None, next_due_ms]
     owner.start()
     for _ in range(2):
-        part.ticks.get(timeout=ANSWER_S)
-    until("the owner waits", lambda: owner._next_due_ms == next_due_ms)
+        verbs.ticks.get(timeout=ANSWER_S)
+    until("the owner is idle", lambda: owner._next_due_ms == next_due_ms)
 
 
-def is_quiet(part: Part) -> bool:
+def is_quiet(verbs: FakeVerbs) -> bool:
     try:
-        part.ticks.get(timeout=QUIET_S)
+        verbs.ticks.get(timeout=QUIET_S)
     except Empty:
         return True
     return False
@@ -182,62 +182,66 @@ def in_ms(wait_ms: int) -> int:
     return Clock().earliest_ms() + wait_ms
 
 
-def test_an_earlier_due_time_is_looked_for_when_it_comes(owner: ShardOwner, part: Part) -> None:
-    started(owner, part, next_due_ms=in_ms(3_600_000))
+def test_an_earlier_due_time_wakes_the_owner_in_time(owner: ShardOwner, verbs: FakeVerbs) -> None:
+    started(owner, verbs, next_due_ms=in_ms(3_600_000))
     due_ms = in_ms(150)
-    part.next_due_ms = [due_ms]
+    verbs.next_due_ms = [due_ms]
     owner.wake_at(due_ms)
-    assert part.ticks.get(timeout=ANSWER_S) < due_ms  # learns of it
-    assert part.ticks.get(timeout=ANSWER_S) >= due_ms  # and is there in time
+    assert verbs.ticks.get(timeout=ANSWER_S) < due_ms  # reads the new due time
+    assert verbs.ticks.get(timeout=ANSWER_S) >= due_ms  # and ticks in time
 
 
-def test_a_due_time_is_looked_for_when_nothing_else_is_pending(
-    owner: ShardOwner, part: Part
+def test_a_due_time_wakes_an_owner_without_pending_requests(
+    owner: ShardOwner, verbs: FakeVerbs
 ) -> None:
-    started(owner, part, next_due_ms=None)
+    started(owner, verbs, next_due_ms=None)
     owner.wake_at(in_ms(3_600_000))
-    part.ticks.get(timeout=ANSWER_S)
+    verbs.ticks.get(timeout=ANSWER_S)
 
 
-def test_a_due_time_that_has_passed_is_looked_for_at_once(owner: ShardOwner, part: Part) -> None:
-    started(owner, part, next_due_ms=in_ms(3_600_000))
+def test_a_past_due_time_wakes_the_owner_at_once(owner: ShardOwner, verbs: FakeVerbs) -> None:
+    started(owner, verbs, next_due_ms=in_ms(3_600_000))
     owner.wake_at(in_ms(-5000))
-    part.ticks.get(timeout=ANSWER_S)
+    verbs.ticks.get(timeout=ANSWER_S)
 
 
 @pytest.mark.parametrize("later_ms", [0, 1, 3_600_000])
-def test_a_due_time_that_is_no_earlier_wakes_nobody(
-    owner: ShardOwner, part: Part, later_ms: int
+def test_a_later_due_time_does_not_wake_the_owner(
+    owner: ShardOwner, verbs: FakeVerbs, later_ms: int
 ) -> None:
     known_ms = in_ms(3_600_000)
-    started(owner, part, next_due_ms=known_ms)
+    started(owner, verbs, next_due_ms=known_ms)
     owner.wake_at(known_ms + later_ms)
-    assert is_quiet(part)
+    assert is_quiet(verbs)
 
 
-def test_an_owner_that_is_not_open_yet_may_be_told_of_a_due_time(
-    owner: ShardOwner, part: Part
+def test_an_owner_that_is_not_open_yet_accepts_a_due_time(
+    owner: ShardOwner, verbs: FakeVerbs
 ) -> None:
     owner.wake_at(in_ms(-1))
     owner.start()
     for _ in range(2):
-        part.ticks.get(timeout=ANSWER_S)
+        verbs.ticks.get(timeout=ANSWER_S)
 
 
 class TestWithoutWakeUp:
-    """`BLACKBOX_WAKE_UP=false`: only the poll looks."""
+    """`BLACKBOX_WAKE_UP=false`: only polls cause ticks."""
 
     @pytest.fixture
     def wake_up(self) -> bool:
         return False
 
-    def test_no_due_time_wakes_it(self, owner: ShardOwner, part: Part) -> None:
-        started(owner, part, next_due_ms=in_ms(20))
+    def test_without_wake_up_no_due_time_wakes_the_owner(
+        self, owner: ShardOwner, verbs: FakeVerbs
+    ) -> None:
+        started(owner, verbs, next_due_ms=in_ms(20))
         owner.wake_at(in_ms(10))
         owner.wake_at(in_ms(-5000))
-        assert is_quiet(part)
+        assert is_quiet(verbs)
 
-    def test_a_poll_does(self, owner: ShardOwner, part: Part) -> None:
-        started(owner, part, next_due_ms=None)
+    def test_without_wake_up_a_poll_wakes_the_owner(
+        self, owner: ShardOwner, verbs: FakeVerbs
+    ) -> None:
+        started(owner, verbs, next_due_ms=None)
         owner.poll()
-        part.ticks.get(timeout=ANSWER_S)
+        verbs.ticks.get(timeout=ANSWER_S)

@@ -1,4 +1,4 @@
-"""A caller whose requests are refused, and large, beside one whose requests are good."""
+"""A caller with large invalid requests, beside one with valid requests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GOOD, GOOD_S = (3000, 6.0) if AT_LENGTH else (1000, 3.0)
 FROM_S = 2.0
 MOST_BYTES = 200_000_000 if AT_LENGTH else 50_000_000
 MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
-"""Of the good one's lateness at the 99th percentile: times what it is alone, or so many ms, beside other tests more."""
+"""Limits of the valid caller's lateness (p99): as a multiple of its lateness alone, or in ms; larger beside other tests."""
 
 
 @contextmanager
 def written(world: World) -> Iterator[threading.Event]:
-    """Garbage that a thread writes to partition 0, compressed; set once all is written."""
+    """Invalid records that a thread writes to partition 0, compressed; the event is set when all are written."""
     is_done = threading.Event()
     settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
 
@@ -47,8 +47,8 @@ def written(world: World) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def watched(world: World) -> Iterator[list[int]]:
-    """By how many bytes Redis has grown, again and again."""
+def memory_sampled(world: World) -> Iterator[list[int]]:
+    """Samples of the growth of Redis, in bytes."""
     client = redis.Redis.from_url(world.redis.url)
     is_over, grown = threading.Event(), list[int]()
     before = client.info("memory")["used_memory"]
@@ -68,7 +68,7 @@ def watched(world: World) -> Iterator[list[int]]:
 
 
 def p99_ms(world: World) -> int:
-    """Of the good one's, in all partitions but the first. Raises unless each comes once, and none early."""
+    """p99 of the valid caller's lateness, in all partitions but the first. Raises unless each is delivered once, and none early."""
     before = len(world.asked)
     for partition in range(1, world.partitions):
         share = GOOD // (world.partitions - 1)
@@ -81,16 +81,16 @@ def p99_ms(world: World) -> int:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_large_requests_that_are_refused_neither_fill_redis_nor_delay_others(world: World) -> None:
+def test_large_invalid_requests_neither_fill_redis_nor_delay_others(world: World) -> None:
     config = world.folder / "compressing.properties"
     config.write_text("compression.type=lz4\n")
-    letters = f"{world.name}.refused"  # nobody reads them here: a million are 100 GB
+    letters = f"{world.name}.refused"  # not read here: a million of them are 100 GB
     service = world.start_service(kafka_config=config, dead_letter_topic=letters)
     service.wait_ready()
-    p99_ms(world)  # warm
+    p99_ms(world)  # warm-up
     calm = p99_ms(world)
     seen = list[int]()
-    with watched(world) as used, written(world) as is_done:
+    with memory_sampled(world) as used, written(world) as is_done:
         while not is_done.is_set() or not seen:
             seen.append(p99_ms(world))
         until("dead letters", lambda: service.metric("blackbox_dead_total") >= REFUSED, 600)

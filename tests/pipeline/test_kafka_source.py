@@ -1,4 +1,4 @@
-"""What the Kafka source plans for Spark and its tasks read, on a real broker; below Spark where that says the same."""
+"""The ranges that the Kafka source plans and its tasks read, on a real broker; without Spark where possible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Offsets = dict[str, dict[str, int]]
 
 
 class Topic:
-    """A topic of the test's own, and ways to write to it and to read it back."""
+    """A topic of the test, with ways to write to it and to read it."""
 
     def __init__(self, servers: str, partitions: int = 1, **config: str) -> None:
         self.name = f"source.{uuid.uuid4().hex[:8]}"
@@ -90,7 +90,7 @@ class Topic:
 
     @property
     def access(self) -> KafkaAccess:
-        # Takes part in nothing, but is what an operator's file may hold.
+        # Has no effect, but may be in an operator's file.
         return KafkaAccess(self.servers, "source", {"sasl.password": SECRET})
 
     def write(self, *values: str | bytes | None, partition: int = 0, **more: Any) -> None:
@@ -99,7 +99,7 @@ class Topic:
         assert self._producer.flush(30) == 0
 
     def write_at_once(self, *values: bytes) -> None:
-        """All in one compressed batch, which a consumer then has all at once."""
+        """All in one compressed batch, which a consumer then gets at once."""
         producer = Producer(
             {
                 "bootstrap.servers": self.servers,
@@ -134,7 +134,7 @@ class Topic:
         self._last = message.offset() or 0
 
     def commit(self, *values: str, partition: int = 0) -> None:
-        """Write in a transaction of their own: a marker follows them."""
+        """Write in one transaction: a marker follows the records."""
         producer = self.transaction()
         self.write_in(producer, *values, partition=partition)
         producer.commit_transaction(30)
@@ -147,12 +147,12 @@ class Topic:
         self._wait_for_marker(partition)
 
     def _wait_for_marker(self, partition: int) -> None:
-        """The broker writes it after it has answered; what is written next has to come behind it."""
+        """The broker writes the marker after its answer; the next record must come after it."""
         end = TopicPartition(self.name, partition)
         until("the marker", lambda: self._ends.get_watermark_offsets(end)[1] == self._last + 2)
 
     def cut(self, offset: int, partition: int = 0) -> None:
-        """What retention does: everything below `offset` is gone."""
+        """Remove everything below `offset`, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.servers})
         deleted = admin.delete_records([TopicPartition(self.name, partition, offset)])
         for future in deleted.values():
@@ -178,7 +178,7 @@ class Topic:
         )
 
     def options(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> dict[str, str]:
-        """To read the partitions 0, 1, … from these offsets on."""
+        """Options to read the partitions 0, 1, … from these offsets on."""
         return {
             "startingOffsets": json.dumps(self.at(*starts)),
             "maxOffsetsPerTrigger": str(most),
@@ -190,11 +190,11 @@ class Topic:
         return cast(StreamReader, made.streamReader(RANGES))
 
     def chunks(self, *wanted: tuple[int, int]) -> list[Chunk]:
-        """What is read of these ranges of partition 0."""
+        """The chunks read from these ranges of partition 0."""
         return list(read_ranges(self.access, [Range(self.name, 0, *each) for each in wanted]))
 
     def at(self, *offsets: int) -> Offsets:
-        """These offsets of the partitions 0, 1, …, as the stream spells them."""
+        """These offsets of the partitions 0, 1, …, as the stream writes them."""
         return {self.name: {str(number): offset for number, offset in enumerate(offsets)}}
 
 
@@ -220,7 +220,7 @@ def planned(reader: StreamReader, start: Offsets, end: Offsets) -> list[Row]:
 
 
 def between(topic: Topic, start: Offsets, end: Offsets, tasks: int = 4) -> list[Message]:
-    """What tasks read of the ranges they get."""
+    """The records that tasks read from their ranges."""
     rows = planned(topic.stream(tasks=tasks), start, end)
     chunks = read_ranges(topic.access, [Range(**row) for row in rows])
     return [message for chunk in chunks for message in chunk.messages]
@@ -247,7 +247,7 @@ def make(stack: EmbeddedStack) -> Callable[..., Topic]:
 # Exact ranges
 
 
-def test_transaction_markers_and_aborted_records_are_passed_over(topic: Topic) -> None:
+def test_transaction_markers_and_aborted_records_are_skipped(topic: Topic) -> None:
     topic.commit("a", "b")  # offsets 0, 1; marker 2
     topic.abort("no", "no")  # 3, 4; marker 5
     topic.commit("c")  # 6; marker 7
@@ -262,7 +262,7 @@ def test_transaction_markers_and_aborted_records_are_passed_over(topic: Topic) -
             assert offsets(found) == wanted, (start, end)
 
 
-def test_nothing_of_an_open_transaction_is_read_and_nothing_skipped_when_it_commits(
+def test_an_open_transaction_is_read_only_after_it_commits(
     topic: Topic,
 ) -> None:
     topic.write("a")
@@ -323,9 +323,7 @@ def test_many_ranges_of_one_task_are_never_mixed_up(make: Callable[..., Topic]) 
         assert offsets([m for m in found if m.partition() == 3]) == list(range(start, end))
 
 
-def test_holes_of_compaction_are_passed_over(
-    make: Callable[..., Topic], quick_cleaner: None
-) -> None:
+def test_gaps_of_compaction_are_skipped(make: Callable[..., Topic], quick_cleaner: None) -> None:
     topic = make(
         **{
             "cleanup.policy": "compact",
@@ -355,7 +353,7 @@ def test_holes_of_compaction_are_passed_over(
 # Retention
 
 
-def test_offsets_that_retention_removed_stop_the_read_and_it_says_what_to_do(topic: Topic) -> None:
+def test_a_read_of_offsets_removed_by_retention_fails_with_the_remedy(topic: Topic) -> None:
     topic.write("a", "b", "c", "d")
     topic.cut(2)
 
@@ -378,7 +376,7 @@ def test_the_kept_offsets_of_a_cut_partition_are_read(topic: Topic) -> None:
     assert values(between(topic, topic.at(2), topic.at(4))) == ["c", "d"]
 
 
-def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_read(
+def test_a_shortened_partition_does_not_stop_the_others(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(2)
@@ -394,7 +392,7 @@ def test_a_partition_that_became_shorter_stays_where_it_is_and_the_others_are_re
         between(topic, topic.at(5), topic.at(9))
 
 
-def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named(
+def test_a_missing_topic_or_partition_is_named_and_does_not_stop_the_others(
     topic: Topic,
 ) -> None:
     nowhere = f"{topic.name}.nowhere"
@@ -407,7 +405,7 @@ def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named
     assert planned == {topic.name: {"0": 1, "7": 4}, nowhere: {"0": 3}}
 
     topic.write("b")
-    until("it goes on", lambda: reader.latestOffset(planned, ALL)[topic.name]["0"] == 2)
+    until("reading continues", lambda: reader.latestOffset(planned, ALL)[topic.name]["0"] == 2)
     with closing(Ends(topic.access)) as ends:
         _, lost = reachable(ends, {(nowhere, 0): 3, (topic.name, 7): 4, (topic.name, 0): 0})
     assert lost.keys() == {(nowhere, 0), (topic.name, 7)}
@@ -415,16 +413,14 @@ def test_a_topic_or_partition_that_does_not_exist_holds_up_no_other_and_is_named
     assert f"{topic.name}/7 does not exist: {topic.name} has 1 partitions" in lost[topic.name, 7]
 
 
-def test_a_topic_that_is_deleted_and_is_there_again_is_read_again(
-    topic: Topic, make: Callable[..., Topic]
-) -> None:
+def test_a_recreated_topic_is_read_again(topic: Topic, make: Callable[..., Topic]) -> None:
     topic.write("a")
     other = make()
     reader, start = topic.stream(), topic.at(0) | other.at(0)
-    planned = until("both", lambda: moved_on(reader, start, {topic.name: 1}))
+    planned = until("both are planned", lambda: moved_on(reader, start, {topic.name: 1}))
     other.delete()
     topic.write("b")
-    planned = until("it goes on", lambda: moved_on(reader, planned, {topic.name: 2}))
+    planned = until("reading continues", lambda: moved_on(reader, planned, {topic.name: 2}))
     other.create()
     other.write("c")
     until("it is read again", lambda: moved_on(reader, planned, {other.name: 1}))
@@ -438,11 +434,11 @@ def moved_on(reader: StreamReader, start: Offsets, wanted: dict[str, int]) -> Of
 # Where a stream starts and how far a batch goes
 
 
-def test_a_stream_starts_where_it_is_told(topic: Topic) -> None:
+def test_a_stream_starts_at_the_given_offsets(topic: Topic) -> None:
     assert topic.stream(3, 0, 7).initialOffset() == topic.at(3, 0, 7)
 
 
-def test_a_batch_is_limited_and_has_all_of_those_where_little_waits(
+def test_a_batch_is_limited_and_contains_small_backlogs_completely(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(4)
@@ -469,7 +465,7 @@ def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
     assert packed([], 3) == []
 
 
-def test_news_ends_the_wait_for_it_at_once(topic: Topic) -> None:
+def test_a_new_record_ends_the_wait_at_once(topic: Topic) -> None:
     topic.write("a")
     reader = topic.stream()
     start = reader.latestOffset(topic.at(0), ALL)
@@ -479,12 +475,14 @@ def test_news_ends_the_wait_for_it_at_once(topic: Topic) -> None:
     assert reader.latestOffset(start, ALL) == start
     assert 0.4 < time.monotonic() - began_s < 2
     with ThreadPoolExecutor(1) as planning:
-        waiting = planning.submit(lambda: until("news", lambda: moved(reader, start)))
+        waiting = planning.submit(
+            lambda: until("a new record is noticed", lambda: moved(reader, start))
+        )
         topic.write("b")
         assert waiting.result() == topic.at(2)
 
 
-def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> None:
+def test_the_wait_ends_for_a_new_record_in_any_partition(make: Callable[..., Topic]) -> None:
     topic = make(2)
     ends = Ends(topic.access)
     position = {(topic.name, 0): 0, (topic.name, 1): 0}
@@ -493,7 +491,7 @@ def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> N
     for count in range(1, 4):
         for number in (0, 1):
             topic.write("x", partition=number)
-            until("news", lambda: ends.wait_for_records(position, 0.2), 10)
+            until("a new record is noticed", lambda: ends.wait_for_records(position, 0.2), 10)
             position[topic.name, number] = count
             assert not ends.wait_for_records(position, 0.2)
     ends.close()
@@ -502,7 +500,7 @@ def test_news_is_waited_for_from_every_position(make: Callable[..., Topic]) -> N
 # Rows of ranges
 
 
-def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
+def test_a_range_is_a_row_of_four_columns_without_records(
     make: Callable[..., Topic],
 ) -> None:
     topic = make(3)
@@ -516,7 +514,7 @@ def test_a_range_is_a_row_of_four_columns_and_none_holds_a_record(
     assert kafka_source(topic.access)(topic.options(0)).schema() == RANGES
 
 
-def test_the_first_batch_of_ranges_names_them_all_at_once_and_the_next_waits_for_news(
+def test_the_first_batch_names_all_ranges_and_the_next_waits_for_records(
     make: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "AWAITED_S", 60.0)
@@ -599,7 +597,7 @@ def test_a_record_larger_than_a_chunk_is_a_chunk_of_its_own(make: Callable[..., 
     ]  # fmt: skip
 
 
-def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
+def test_a_range_without_records_is_one_empty_chunk(topic: Topic) -> None:
     topic.abort("no", "no")
     topic.commit("a")
 
@@ -609,7 +607,7 @@ def test_a_range_without_records_is_one_chunk_without_any(topic: Topic) -> None:
     assert topic.chunks() == []
 
 
-def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
+def test_chunks_of_any_size_cover_their_ranges_in_order(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.abort("no")  # offset 0; marker 1
@@ -636,7 +634,7 @@ def test_however_small_the_chunks_those_of_each_range_cover_it_in_order(
 
 
 def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
-    """Each chunk begins where the one before it ends, and holds nothing from elsewhere."""
+    """Each chunk starts where the previous one ends, and contains only records of its range."""
     assert (chunks[0].start, chunks[-1].end) == (start, end)
     assert all(before.end == after.start for before, after in pairwise(chunks))
     for chunk in chunks:
@@ -646,7 +644,7 @@ def assert_cover(chunks: Sequence[Chunk], start: int, end: int) -> None:
 # Secrets
 
 
-def test_secrets_travel_to_the_tasks_and_never_print(topic: Topic) -> None:
+def test_secrets_reach_the_tasks_and_are_never_printed(topic: Topic) -> None:
     made = kafka_source(topic.access)(topic.options(0))
     reader = topic.stream()
 
@@ -680,7 +678,7 @@ def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
     until("the first batch", lambda: going(query) and read)
     assert read == [[row_of(topic, 0, 0, 0), row_of(topic, 1, 0, 0)]]
     topic.commit("a", "b", partition=1)
-    until("all is planned", lambda: going(query) and read[-1][-1]["end"] == 3)
+    until("everything is planned", lambda: going(query) and read[-1][-1]["end"] == 3)
     with suppress(Exception):
         query.stop()
 
@@ -694,7 +692,7 @@ def test_spark_runs_a_batch_for_empty_ranges_at_once_without_showing_secrets(
 
 
 def going(query: StreamingQuery) -> bool:
-    """Fails with what ended the query, if something did."""
+    """Fails with the error that ended the query, if any."""
     failure = query.exception()
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""What waits for a paused target: it costs nothing, delays nobody, and comes out in order."""
+"""Requests for a paused target: they cost nothing, delay no others, and are delivered in order."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(2400)]
 
 WAITING = 1_000_000 if AT_LENGTH else 3_000
 QUIET_S = 600.0 if AT_LENGTH else 3.0
-"""Longer than what is put off by a second would stay so."""
+"""Longer than a request that is postponed by a second would stay postponed."""
 
 NEIGHBOURS, FROM_S, FOR_S = 1000, 2.0, 3.0
 MOST_OF_A_CORE = 0.05
 MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
-"""Of the neighbours' lateness at the 99th percentile: times what it is alone, or so many ms, beside other tests more."""
+"""Limits of the others' lateness (p99): as a multiple of their lateness alone, or in ms; larger beside other tests."""
 
 
 def p99_ms(world: World) -> int:
-    """Of neighbours. Raises unless each comes once, and none early."""
+    """p99 of the others. Raises unless each is delivered once, and none early."""
     before = len(world.asked)
     world.ask(NEIGHBOURS, from_s=FROM_S, within_s=FROM_S + FOR_S)
     world.wait_delivered()
@@ -51,22 +51,22 @@ def cpu_s(service: ServiceProcess) -> float:
             times.append(process.cpu_times())
         except psutil.NoSuchProcess:
             continue
-    # with children that have ended: Spark's workers come and go
+    # includes ended children: Spark's workers start and end
     return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 
 def dues(messages: Sequence[Message]) -> list[int]:
-    """When these were due, epoch ms, in the order in which they came."""
+    """The due times of these messages, epoch ms, in the order of delivery."""
     return [int(dict(one.headers() or [])["blackbox-due-ms"] or 0) for one in messages]
 
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(world: World) -> None:
+def test_parked_requests_cost_no_cpu_and_are_delivered_in_order(world: World) -> None:
     paused = f"{world.name}.paused"
     world.create(NewTopic(paused, 1, config=APPENDED))
     service = world.start_service().wait_ready()
-    p99_ms(world)  # warm
+    p99_ms(world)  # warm-up
     calm_ms = p99_ms(world)
     admin = Admin(world.settings())
     admin.pause(paused)
@@ -76,19 +76,19 @@ def test_what_waits_for_a_paused_target_costs_nothing_and_comes_out_in_order(wor
         request = {"topic": paused, "message": str(number), "countdown": countdown_s}
         world.send_raw(json.dumps(request), partition=0)
     world.flush()
-    until("all wait", lambda: service.metric("blackbox_retried_total") >= WAITING, 600)
+    until("all are parked", lambda: service.metric("blackbox_retried_total") >= WAITING, 600)
     waited_s = time.time() - time_s
 
     began, used_s = time.monotonic(), cpu_s(service)
-    until("some time passed", lambda: time.monotonic() - began > QUIET_S, QUIET_S + 5)
+    until("some time has passed", lambda: time.monotonic() - began > QUIET_S, QUIET_S + 5)
     share = (cpu_s(service) - used_s) / (time.monotonic() - began)
-    assert service.metric("blackbox_retried_total") == WAITING, "each was put aside once"
+    assert service.metric("blackbox_retried_total") == WAITING, "each was parked once"
     beside_ms = min(p99_ms(world) for _ in range(2))
 
     admin.resume(paused)
     admin.close()
     resumed = time.monotonic()
-    until("they come out", lambda: service.metric("blackbox_pending") == 0, 600)
+    until("they are delivered", lambda: service.metric("blackbox_pending") == 0, 600)
     drained_s = time.monotonic() - resumed
     came = read_all(world.kafka.bootstrap_servers, paused)
     print(

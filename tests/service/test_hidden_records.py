@@ -1,4 +1,4 @@
-"""An open transaction in a request topic holds up what others write behind it: that is seen, and named."""
+"""An open transaction in a request topic hides later records of others: this is measured and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.world import World, until
 pytestmark = pytest.mark.service
 
 
-def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
+def test_an_open_transaction_is_reported_with_the_records_that_it_hides(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [1000.0]
@@ -28,13 +28,13 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
         names = "blackbox_hidden_records", "blackbox_hidden_seconds"
         return value(names[0], positions), value(names[1], positions)
 
-    def looked() -> tuple[float | None, float | None]:
+    def checked() -> tuple[float | None, float | None]:
         hidden.check()
         return seen(shards[0])
 
     world.ask(3, within_s=0, partition=0)
-    assert until("it answers", lambda: looked()[0] is not None) is not None
-    assert looked() == (0, 0)
+    assert until("it answers", lambda: checked()[0] is not None) is not None
+    assert checked() == (0, 0)
 
     open_one = Producer(
         {"bootstrap.servers": world.kafka.bootstrap_servers, "transactional.id": world.name}
@@ -44,9 +44,9 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     open_one.produce(world.requests, "{}", partition=0)
     assert open_one.flush(10) == 0
     world.ask(4, within_s=0, partition=0)
-    until("it is seen", lambda: looked() == (5, 0))
+    until("it is seen", lambda: checked() == (5, 0))
     now_s[0] += WARN_AFTER_S + 1
-    assert looked() == (5, WARN_AFTER_S + 1)
+    assert checked() == (5, WARN_AFTER_S + 1)
     assert seen(shards[1]) == (0, 0)
     [told] = [r.getMessage() for r in caplog.records if r.name == "blackbox.engine.hidden"]
     assert (
@@ -55,4 +55,4 @@ def test_a_transaction_that_stays_open_is_told_with_what_waits_behind_it(
     )
 
     open_one.abort_transaction(10)
-    until("it has ended", lambda: looked() == (0, 0))
+    until("it has ended", lambda: checked() == (0, 0))

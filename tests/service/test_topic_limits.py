@@ -1,4 +1,4 @@
-"""What a topic is said to refuse is what the brokers refuse, to the byte; and it spoils nothing."""
+"""Predicted refusals of a topic match those of the brokers, to the byte, and affect no other message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 30
 
 @pytest.mark.parametrize("key", [None, b"k" * 70])
 @pytest.mark.parametrize("size", [0, 50, 64, 8192, 100_000])
-def test_the_size_of_a_message_is_counted_as_the_brokers_count_it(
+def test_the_size_of_a_message_is_calculated_as_brokers_do(
     world: World, size: int, key: bytes | None
 ) -> None:
     headers: list[tuple[str, bytes | str | None]] = [
@@ -44,7 +44,7 @@ def test_the_size_of_a_message_is_counted_as_the_brokers_count_it(
     assert answers == [None, KafkaError.MSG_SIZE_TOO_LARGE]
 
 
-def test_what_a_topic_refuses_takes_no_other_message_out_of_its_transaction(world: World) -> None:
+def test_a_message_that_its_topic_refuses_does_not_abort_the_transaction(world: World) -> None:
     strict = {
         f"{world.name}.compacted": ("refused", {"cleanup.policy": "compact"}),
         f"{world.name}.narrow": ("too-large", {"max.message.bytes": "150"}),
@@ -62,7 +62,7 @@ def test_what_a_topic_refuses_takes_no_other_message_out_of_its_transaction(worl
     assert "recovering" not in service.log.read_text()
 
 
-def test_messages_that_a_topic_takes_alone_and_not_together_are_delivered(world: World) -> None:
+def test_messages_that_a_topic_accepts_only_one_by_one_are_delivered(world: World) -> None:
     topic = f"{world.name}.narrow"
     world.create(NewTopic(topic, 1, config={"max.message.bytes": "700"}))
     for _ in range(COUNT):

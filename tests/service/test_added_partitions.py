@@ -24,7 +24,7 @@ IDS = [f"order-{number}" for number in range(16)]
 
 
 class Grown(NamedTuple):
-    """A service whose request topic has grown, and ids that are pending twice: before, after."""
+    """A service with added partitions, and ids that are pending twice: in the former and in the new partition."""
 
     world: World
     service: httpx.Client
@@ -73,7 +73,7 @@ def written_to(world: World, service: httpx.Client) -> int:
 
 
 @pytest.mark.proof
-def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in_both(
+def test_an_id_pending_in_two_partitions_is_changed_in_both(
     grown: Grown,
 ) -> None:
     world, service, twice = grown
@@ -82,7 +82,7 @@ def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in
     def states(id: str) -> list[str]:
         return [state(service, one) for one in twice[id]]
 
-    assert states(shown) == ["pending"] * 2, "nothing replaces what is in another partition"
+    assert states(shown) == ["pending"] * 2, "requests in another partition are not replaced"
     assert service.get(f"/requests/{shown}").json()["id"] == twice[shown][1]
     lines = blackbox(world.environment(), "show", "--json", shown).lines
     assert [json.loads(line)["id"] for line in lines] == list(reversed(twice[shown]))
@@ -108,7 +108,7 @@ def test_an_id_that_is_pending_in_two_partitions_is_shown_moved_and_cancelled_in
 
 
 @pytest.mark.proof
-def test_a_cancel_ends_also_what_was_written_a_moment_ago_to_the_new_partition(
+def test_a_cancel_also_ends_a_request_just_written_to_the_new_partition(
     grown: Grown,
 ) -> None:
     world, service, twice = grown
@@ -122,5 +122,5 @@ def test_a_cancel_ends_also_what_was_written_a_moment_ago_to_the_new_partition(
         until("it is pending", partial(is_taken_in, service, id))
         newer = ask(service, request)
         assert service.delete(f"/requests/{id}").json()["outcome"] == "cancelled"
-        until("it was taken in", partial(is_taken_in, service, newer))
+        until("it is stored", partial(is_taken_in, service, newer))
         assert state(service, newer) == "ended"

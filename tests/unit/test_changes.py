@@ -1,4 +1,4 @@
-"""What a cancel answers that met a replacement; nobody who writes waits for who puts letters away."""
+"""The answer of a cancel that met a replacement; writers do not wait while dead letters are closed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def admin(tmp_path: Path) -> Admin:
     return Admin(load(kafka_bootstrap_servers="in-process", kafka_config=config))
 
 
-def test_a_request_is_written_while_letters_are_put_away(
+def test_a_request_is_written_while_dead_letters_are_discarded(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = Event(), Event()
@@ -58,8 +58,8 @@ ASKED, REPLACED, AGAIN, CANCEL = 7, 20, 21, 22
 
 
 @dataclass
-class Town:
-    """A registry of one shard, whose intake has read all that was written."""
+class FakeLookup:
+    """A lookup of one shard, whose intake has read all records."""
 
     states: dict[int, State]
     end: int = REPLACED
@@ -88,18 +88,18 @@ class Town:
 
 @pytest.fixture
 def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cancelled]:
-    """Cancels a pending request by its id, while all this happens to it."""
+    """Cancels a pending request by its id while these things happen to it."""
 
     def cancelled(states: dict[int, State], *, at: int = CANCEL, **more: Any) -> Cancelled:
-        town = Town({ASKED: "pending"}, **more)
+        lookup = FakeLookup({ASKED: "pending"}, **more)
 
         def written(*_: Any) -> int:
-            town.states |= states
-            town.end = at + 1
+            lookup.states |= states
+            lookup.end = at + 1
             return at
 
         monkeypatch.setattr(module, "READ_WITHIN_S", 0.2)
-        monkeypatch.setattr(admin, "_lookup", lambda: town)
+        monkeypatch.setattr(admin, "_lookup", lambda: lookup)
         monkeypatch.setattr(admin, "_places", lambda text: [(SHARD, ASKED)])
         monkeypatch.setattr(Changes, "_write_cancel", written)
         return admin.cancel(request_id(SHARD, ASKED))
@@ -107,16 +107,20 @@ def cancel(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cance
     return cancelled
 
 
-def test_a_cancel_that_ended_a_request_says_so(cancel: Callable[..., Cancelled]) -> None:
+def test_a_cancel_that_ends_a_request_is_reported_as_cancelled(
+    cancel: Callable[..., Cancelled],
+) -> None:
     assert cancel({ASKED: "ended"}).outcome == "cancelled"
 
 
-def test_where_nothing_came_between_nothing_is_read(cancel: Callable[..., Cancelled]) -> None:
+def test_a_cancel_without_records_in_between_reads_no_requests(
+    cancel: Callable[..., Cancelled],
+) -> None:
     assert cancel({ASKED: "ended"}, at=REPLACED, is_too_far=True).outcome == "cancelled"
 
 
 @pytest.mark.parametrize("state", ["pending", "delivered", "dead"])
-def test_a_cancel_of_what_was_replaced_a_moment_before_is_too_late(
+def test_a_cancel_of_a_request_that_was_just_replaced_is_too_late(
     cancel: Callable[..., Cancelled], state: State
 ) -> None:
     done = cancel({ASKED: "ended", REPLACED: state}, places_of={ASKED: REPLACED})
@@ -133,14 +137,16 @@ def test_a_cancel_that_also_ended_the_replacement_is_in_time(
     assert cancel(states, places_of={ASKED: REPLACED}).outcome == "cancelled"
 
 
-def test_of_several_replacements_the_last_one_is_told(cancel: Callable[..., Cancelled]) -> None:
+def test_a_late_cancel_names_the_last_of_several_replacements(
+    cancel: Callable[..., Cancelled],
+) -> None:
     states: dict[int, State] = {ASKED: "ended", REPLACED: "ended", AGAIN: "pending"}
     done = cancel(states, places_of={ASKED: REPLACED, REPLACED: AGAIN})
     assert done.outcome == "too-late"
     assert getattr(done.request, "detail", "") == f"replaced by {request_id(SHARD, AGAIN)}"
 
 
-def test_a_delivery_of_the_replacement_that_is_under_way_is_waited_for(
+def test_a_cancel_remains_open_while_the_replacement_is_in_flight(
     cancel: Callable[..., Cancelled],
 ) -> None:
     states: dict[int, State] = {ASKED: "ended", REPLACED: "ended"}
@@ -148,6 +154,8 @@ def test_a_delivery_of_the_replacement_that_is_under_way_is_waited_for(
     assert done.outcome == "asked"
 
 
-def test_what_ended_it_is_not_guessed(cancel: Callable[..., Cancelled]) -> None:
+def test_a_cancel_does_not_guess_an_outcome_beyond_the_read_limit(
+    cancel: Callable[..., Cancelled],
+) -> None:
     done = cancel({ASKED: "ended"}, is_too_far=True)
     assert (done.outcome, getattr(done.request, "state", "")) == ("too-late", "over")

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 pytestmark = pytest.mark.service
 
 
-def test_who_connects_to_spark_on_this_machine_must_know_its_secret(spark: SparkSession) -> None:
+def test_local_spark_requires_authentication(spark: SparkSession) -> None:
     settings = dict(spark.sparkContext.getConf().getAll())
 
     assert settings["spark.authenticate"] == "true"

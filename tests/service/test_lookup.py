@@ -1,4 +1,4 @@
-"""How much of the journals a look-up reads, on a real broker: counted in records, not in seconds."""
+"""How much of the journals a lookup reads, on a real broker: counted in records, not in seconds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_receipts(world: World, partition: int, count: int) -> None:
 
 @pytest.fixture
 def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies a second back is not taken for simultaneous."""
+    """Records that are a second older do not count as simultaneous."""
     monkeypatch.setattr("blackbox.core.journal_search.CLOCKS_APART_MS", 200)
 
 
@@ -102,7 +102,7 @@ def admin(year: Year) -> Iterator[Admin]:
 
 
 @pytest.mark.proof
-def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
+def test_a_cancel_of_an_old_request_reads_only_later_receipts(
     world: World, serve: Serve, read: Read
 ) -> None:
     id = ask(serve(), asked(world, 3600, id="a"))
@@ -113,7 +113,7 @@ def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
         status = admin.find(id)
         assert status is not None
         write_receipts(world, int(status.source.partition("@")[0].rpartition("/")[2]), MANY)
-        serve()  # its index is beyond them now
+        serve()  # its index is now beyond them
         read.reset()
         assert getattr(admin.find(id), "state", "") == "pending"
         assert read.receipts == 0
@@ -124,7 +124,7 @@ def test_a_cancel_of_what_waited_long_reads_no_receipt_from_before_it(
         admin.close()
 
 
-def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None:
+def test_a_request_is_cancelled_by_its_source(world: World, serve: Serve) -> None:
     service = serve()
     id = ask(service, asked(world, 3600))
     until("it is pending", lambda: service.get(f"/requests/{id}").json()["state"] == "pending")
@@ -137,12 +137,12 @@ def test_a_request_is_cancelled_by_its_place(world: World, serve: Serve) -> None
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
-def test_an_outcome_is_found_where_the_request_was_written_or_due(
+def test_an_outcome_is_searched_near_the_write_time_and_the_due_time(
     world: World, year: Year, admin: Admin, read: Read
 ) -> None:
     write_receipts(world, 0, MANY)
     ended_ms = int(time.time() * 1000)
-    until("they lie further back", lambda: int(time.time() * 1000) > ended_ms + 500)
+    until("they are further back", lambda: int(time.time() * 1000) > ended_ms + 500)
     now_ms = int(time.time() * 1000)
     year.ask("refused", now_ms, topic="no topic")
     year.ask("hi", now_ms + 10_000)
@@ -159,7 +159,7 @@ def test_an_outcome_is_found_where_the_request_was_written_or_due(
     assert read.receipts < 50
 
 
-def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
+def test_a_pending_carried_request_is_found_without_reading_the_journals(
     year: Year, admin: Admin, read: Read
 ) -> None:
     due_ms = year.began_ms + 9 * HOUR_MS
@@ -180,7 +180,7 @@ def test_what_was_carried_on_and_waits_is_found_without_reading_the_journals(
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("close_clocks")
-def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
+def test_the_outcome_of_a_carried_request_is_searched_near_its_promotion(
     world: World, read: Read
 ) -> None:
     year = Year(world, horizon_s=3)
@@ -191,7 +191,7 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
         year.pass_to(int(time.time() * 1000))
         assert year.standing() == (0, 1)
         fill(year, MANY)
-        until("it comes near", lambda: int(time.time() * 1000) > due_ms - 3000)
+        until("it is within the horizon", lambda: int(time.time() * 1000) > due_ms - 3000)
         assert year.promote(int(time.time() * 1000)) == 1
         until("it is due", lambda: int(time.time() * 1000) > due_ms)
         year.pass_to(int(time.time() * 1000))
@@ -208,7 +208,7 @@ def test_the_outcome_of_what_was_carried_on_is_found_near_its_promotion(
         year.client.close()
 
 
-def test_a_look_up_that_reads_as_much_as_it_may_says_so_and_a_cancel_does_nothing(
+def test_a_lookup_beyond_its_read_limit_is_undetermined_and_cancels_nothing(
     year: Year, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     year.ask("ended", year.began_ms + HOUR_MS // 2, id="a")
@@ -246,7 +246,7 @@ def fill(year: Year, count: int) -> None:
 
 
 @pytest.mark.proof
-def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_record_is_gone(
+def test_a_cold_request_without_its_first_record_is_found_by_its_id(
     world: World, serve: Serve
 ) -> None:
     keep(world, world.requests, retention_ms=-1)
@@ -260,7 +260,7 @@ def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_rec
 
     until("their records are removed", are_gone)
     world.services[-1].stop()
-    # A replacement that is written while its request is being renewed comes too late: nothing is, here.
+    # A replacement written during a renewal is too late; nothing is renewed here.
     service = serve(hot_horizon_s=4, renew_after_s=3600)
 
     found = service.get(f"/requests/{ids[0]}").json()
@@ -276,8 +276,8 @@ def test_a_far_request_is_shown_rescheduled_and_cancelled_by_its_id_when_its_rec
         client.cancel(ids[3])
     until("it is cancelled", lambda: service.get(f"/requests/{ids[3]}").json()["state"] == "ended")
     world.services[-1].stop()
-    serve(hot_horizon_s=4, renew_after_s=4)  # what is cancelled ends when it would be written again
+    serve(hot_horizon_s=4, renew_after_s=4)  # a cancelled request ends when it would be renewed
     inspector = Inspector.of(world.redis.url)
     until("no request is cold", lambda: not any(inspector.cold(shard)[1] for shard, _ in places))
-    until("both come out", lambda: len(world.received(world.targets[0])) == 2)
+    until("both are delivered", lambda: len(world.received(world.targets[0])) == 2)
     assert sorted(m.value() or b"" for m in world.received(world.targets[0])) == [b"1", b"2"]

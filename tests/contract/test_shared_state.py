@@ -24,7 +24,7 @@ def shared(backend: Backend) -> Iterator[SharedState]:
     shared.close()
 
 
-def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: SharedState) -> None:
+def test_a_repeated_pause_reaches_the_shards_without_it(shared: SharedState) -> None:
     shared.pause("orders", NOW_MS, SHARDS[:5])
     shared.pause("orders", NOW_MS + 5000, SHARDS)
 
@@ -34,7 +34,7 @@ def test_a_pause_reaches_the_shards_that_do_not_have_it(shared: SharedState) -> 
     assert shared.paused(SHARDS) == {}
 
 
-def test_a_backlog_of_many_seconds_is_counted_in_one_trip(real_backend: Backend) -> None:
+def test_a_backlog_of_many_seconds_is_counted_in_one_round_trip(real_backend: Backend) -> None:
     shared = SharedState(real_backend.connections())
     backlog = {Second("requests", "shop", second): 2 for second in range(4000)}
 
@@ -47,7 +47,7 @@ def test_a_backlog_of_many_seconds_is_counted_in_one_trip(real_backend: Backend)
     shared.close()
 
 
-def test_a_cluster_is_asked_once_where_all_shards_are(
+def test_the_slots_of_all_shards_are_looked_up_once(
     cluster_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections, asked = cluster_backend.connections(), 0
@@ -66,7 +66,7 @@ def test_a_cluster_is_asked_once_where_all_shards_are(
     connections.disconnect()
 
 
-def test_seconds_of_several_callers_are_told_apart(shared: SharedState) -> None:
+def test_the_counts_of_several_callers_do_not_mix(shared: SharedState) -> None:
     found = {Second("requests", name, 7): count for count, name in enumerate("abcdef", 1)}
     assert shared.count(found) == dict.fromkeys(found, 0)
     assert shared.count(found) == found

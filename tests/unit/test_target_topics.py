@@ -1,4 +1,4 @@
-"""What the brokers told of target topics is remembered, and asked anew by one thread at a time."""
+"""Answers about target topics are cached, and refreshed by one thread at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from blackbox.records.errors import JournalLost
 from tests.world import until
 
 AT_ONCE_S = -1.0
-"""What was told holds no longer than this."""
+"""An answer is valid for at most this long."""
 
 PATIENCE_S = 10.0
 
 
-def test_what_still_holds_is_not_asked_again() -> None:
+def test_a_known_answer_is_not_asked_for_again() -> None:
     asked: list[list[str]] = []
 
     def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
@@ -40,7 +40,7 @@ def test_what_still_holds_is_not_asked_again() -> None:
 
 @dataclass
 class Brokers:
-    """Answer when they may, each answer once, which holds for so long; False is no answer."""
+    """Brokers that answer when they may, each answer once and valid for so long; False: no answer."""
 
     answers: list[str | bool | None]
     holds_s: float = 60.0
@@ -59,7 +59,7 @@ class Brokers:
         yield from ((topic, self.holds_s, answer) for topic in topics)
 
 
-def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
+def test_a_refresh_does_not_delay_readers_of_the_known_answer() -> None:
     brokers = Brokers(["before", "after"])
     cache = AnswerCache(brokers.ask)
     cache.get(["orders"])
@@ -73,7 +73,7 @@ def test_who_asks_anew_holds_up_nobody_who_was_told_before() -> None:
     assert cache.get(["orders"]) == {"orders": "after"}
 
 
-def test_what_was_in_order_until_a_moment_ago_is_gone_by_while_it_is_asked_anew() -> None:
+def test_an_expired_good_answer_is_used_while_it_is_refreshed() -> None:
     brokers = Brokers([None, "gone"], holds_s=AT_ONCE_S)
     cache = AnswerCache(brokers.ask)
     cache.get(["orders"])
@@ -84,12 +84,12 @@ def test_what_was_in_order_until_a_moment_ago_is_gone_by_while_it_is_asked_anew(
 
     brokers.holds_s = 60.0
     brokers.may_answer.set()
-    until("it is told", lambda: cache.get(["orders"]) == {"orders": "gone"})
+    until("it is reported", lambda: cache.get(["orders"]) == {"orders": "gone"})
     assert brokers.asked == 2
 
 
 @pytest.mark.parametrize(("before", "holds_s"), [(None, -60.0), ("gone", AT_ONCE_S)])
-def test_a_refusal_that_has_expired_and_what_was_told_long_ago_are_waited_for(
+def test_an_expired_refusal_or_an_old_answer_is_refreshed_before_use(
     before: str | None, holds_s: float
 ) -> None:
     brokers = Brokers([before, "after"], holds_s)
@@ -102,7 +102,7 @@ def test_a_refusal_that_has_expired_and_what_was_told_long_ago_are_waited_for(
 @pytest.mark.parametrize(
     ("before", "holds_s"), [(None, AT_ONCE_S), (None, -60.0), ("gone", AT_ONCE_S)]
 )
-def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_again(
+def test_without_an_answer_the_known_one_is_kept_for_a_while(
     before: str | None, holds_s: float
 ) -> None:
     brokers = Brokers([before, False], holds_s)
@@ -111,19 +111,19 @@ def test_when_nobody_answers_what_was_told_holds_and_they_are_not_asked_at_once_
 
     for _ in range(100):
         assert cache.get(["orders"]) == told
-    until("they were asked", lambda: brokers.asked == 2)
+    until("the brokers were asked", lambda: brokers.asked == 2)
     assert cache.get(["orders"]) == told
     assert brokers.asked == 2
 
 
-def test_of_what_nobody_ever_told_no_answer_is_a_doubt() -> None:
+def test_a_topic_without_any_answer_raises_an_error() -> None:
     cache = AnswerCache(Brokers([False, "known"]).ask)
     with pytest.raises(JournalLost):
         cache.get(["orders"])
     assert cache.get(["orders"]) == {"orders": "known"}
 
 
-def test_what_nobody_told_yet_is_waited_for() -> None:
+def test_an_unknown_topic_waits_for_its_own_answer() -> None:
     is_asking, may_answer = Event(), Event()
 
     def ask(topics: list[str]) -> Iterator[tuple[str, float, str | None]]:
@@ -152,14 +152,14 @@ class Silent:
 
         class Answer(Future[Any]):
             def exception(self, timeout: float | None = None) -> BaseException | None:
-                assert own() is not None, "who is gone answers nobody"
+                assert own() is not None, "a replaced client answers nothing"
                 return KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
         self._replace()
         return {"orders": Answer()}
 
 
-def test_who_asks_keeps_the_client_that_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_keeps_its_client_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets_module, "ASKS", 1)
     targets = TargetTopics(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
 
@@ -171,6 +171,6 @@ def test_who_asks_keeps_the_client_that_it_asked(monkeypatch: pytest.MonkeyPatch
         targets.unavailable(["orders"], refresh=True)
 
 
-def test_who_says_nothing_is_not_waited_for_for_ever() -> None:
+def test_a_lookup_without_an_answer_times_out() -> None:
     with pytest.raises(KafkaException, match="Timed out"):
         outcome(Future[Any](), 0.01)

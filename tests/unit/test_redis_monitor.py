@@ -1,4 +1,4 @@
-"""What is done about Redis' memory and clock."""
+"""The reactions to Redis' memory use and clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> RedisMonitor:
+def make_monitor(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> RedisMonitor:
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=url)
     return RedisMonitor(
         settings, metrics, clock,
@@ -60,10 +60,10 @@ def watching(url: str, metrics: Metrics, clock: Clock, told: list[str]) -> Redis
 
 
 @pytest.fixture
-def watch(
+def monitor(
     server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
 ) -> RedisMonitor:
-    return watching(server.url, metrics, clock, told)
+    return make_monitor(server.url, metrics, clock, told)
 
 
 def use(client: redis.Redis, share: float) -> None:
@@ -76,8 +76,8 @@ def is_paused(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("blackbox_intake_paused")
 
 
-def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
-    watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
+def test_intake_pauses_at_85_percent_of_memory_and_resumes_at_75(
+    monitor: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     for share, expected in (
         (0.80, []),
@@ -89,13 +89,13 @@ def test_requests_wait_in_kafka_from_85_percent_on_until_it_is_75(
         (0.87, ["pause", "resume", "pause"]),
     ):
         use(client, share)
-        watch.check()
+        monitor.check()
         assert told == expected, share
     assert is_paused(metrics) == 1
 
 
-def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between_75_and_85_percent(
-    watch: RedisMonitor, client: redis.Redis, told: list[str]
+def test_intake_resumes_after_a_while_below_85_percent_of_memory(
+    monitor: RedisMonitor, client: redis.Redis, told: list[str]
 ) -> None:
     for share, looks, expected in (
         (0.80, PATIENT_CHECKS * 2, []),
@@ -110,42 +110,42 @@ def test_requests_are_read_by_and_by_while_what_is_far_ahead_keeps_redis_between
     ):
         use(client, share)
         for _ in range(looks):
-            watch.check()
+            monitor.check()
         assert told == expected, share
 
 
-def test_it_is_said_once(
-    watch: RedisMonitor, client: redis.Redis, caplog: pytest.LogCaptureFixture
+def test_a_pause_and_its_end_are_logged_once(
+    monitor: RedisMonitor, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "blackbox")
     for share in (0.9, 0.9, 0.9, 0.6, 0.6):
         use(client, share)
-        watch.check()
+        monitor.check()
     [full, room] = caplog.messages
     assert full.startswith("Redis has used ")
     assert full.endswith("% of maxmemory; requests wait in Kafka")
     assert room == "Redis has room again; reading requests"
 
 
-def test_a_redis_without_a_limit_is_never_full(watch: RedisMonitor, told: list[str]) -> None:
-    watch.check()
+def test_a_redis_without_a_limit_is_never_full(monitor: RedisMonitor, told: list[str]) -> None:
+    monitor.check()
     assert told == []
 
 
-def test_a_batch_that_found_redis_full_pauses_too(
-    watch: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
+def test_a_batch_that_found_redis_full_pauses_intake(
+    monitor: RedisMonitor, client: redis.Redis, metrics: Metrics, told: list[str]
 ) -> None:
     use(client, 0.80)
-    watch.pause_intake("Redis has no memory left; requests wait in Kafka until it has")
-    watch.pause_intake("again")
-    watch.check()
+    monitor.pause_intake("Redis has no memory left; requests wait in Kafka until it has")
+    monitor.pause_intake("again")
+    monitor.check()
     assert (told, is_paused(metrics)) == (["pause"], 1)
     use(client, 0.70)
-    watch.check()
+    monitor.check()
     assert (told, is_paused(metrics)) == (["pause", "resume"], 0)
 
 
-def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
+def test_a_resume_does_not_overtake_the_pause_before_it(
     server: EmbeddedRedis, client: redis.Redis, metrics: Metrics, clock: Clock, told: list[str]
 ) -> None:
     pausing, may_go_on = Event(), Event()
@@ -156,14 +156,14 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
         told.append("pause")
 
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url=server.url)
-    watch = RedisMonitor(
+    monitor = RedisMonitor(
         settings, metrics, clock, pause=pause, resume=lambda: told.append("resume")
     )
     use(client, 0.5)
     with ThreadPoolExecutor(2) as threads:
-        full = threads.submit(watch.pause_intake, "full")
+        full = threads.submit(monitor.pause_intake, "full")
         assert pausing.wait(5)
-        look = threads.submit(watch.check)
+        look = threads.submit(monitor.check)
         with pytest.raises(TimeoutError):
             look.result(timeout=0.2)
         may_go_on.set()
@@ -172,8 +172,8 @@ def test_a_pause_under_way_is_not_overtaken_by_the_resume_that_follows_it(
     assert told == ["pause", "resume"]
 
 
-def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
-    watch: RedisMonitor,
+def test_a_clock_difference_is_logged_once_each_time_it_starts(
+    monitor: RedisMonitor,
     clock: Clock,
     metrics: Metrics,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,34 +182,34 @@ def test_clocks_that_part_are_said_once_and_again_when_they_part_again(
     ahead_ms = iter((0, 5000, 5000, 0, 0, -5000, -5000))
     monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + next(ahead_ms)))
     for _ in range(7):
-        watch.check()
+        monitor.check()
     said = [text for text in caplog.messages if "ms apart" in text]
     assert len(said) == 2
     skew_s = metrics.registry.get_sample_value("blackbox_redis_clock_skew_seconds")
     assert skew_s == pytest.approx(-5, abs=0.5)
 
 
-def test_clocks_less_than_a_second_apart_are_fine(
-    watch: RedisMonitor,
+def test_a_clock_difference_below_a_second_is_not_logged(
+    monitor: RedisMonitor,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(clock, "observe", lambda ms: Clock.observe(clock, ms + 700))
-    watch.check()
+    monitor.check()
     assert caplog.messages == []
 
 
-def test_a_redis_that_does_not_answer_is_only_logged_by_a_look(
+def test_a_check_only_logs_that_redis_does_not_answer(
     metrics: Metrics, clock: Clock, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = watching(f"redis://127.0.0.1:{free_port()}/0", metrics, clock, told)
-    watch.check()
+    monitor = make_monitor(f"redis://127.0.0.1:{free_port()}/0", metrics, clock, told)
+    monitor.check()
     [text] = caplog.messages
     assert text.startswith("Redis does not answer TIME")
     assert told == []
     with pytest.raises(IndexLost):
-        watch.observe_clock()
+        monitor.observe_clock()
 
 
 def test_requests_stay_paused_while_redis_does_not_answer(
@@ -217,12 +217,12 @@ def test_requests_stay_paused_while_redis_does_not_answer(
 ) -> None:
     server = EmbeddedRedis(tmp_path)
     start_redis(server)
-    watch = watching(server.url, metrics, clock, told)
-    watch.pause_intake("full")
+    monitor = make_monitor(server.url, metrics, clock, told)
+    monitor.pause_intake("full")
     server.kill()
-    watch.check()
+    monitor.check()
     assert told == ["pause"]
     server.start()
-    watch.check()
+    monitor.check()
     server.stop()
     assert told == ["pause", "resume"]

@@ -1,4 +1,4 @@
-"""What is asked of the brokers on behalf of callers' rules."""
+"""The lookups of brokers for callers' rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.records.request import Shard
 
 
 class Brokers:
-    """They answer when `told` says how many partitions there are; counts how often they were asked."""
+    """They answer if `told` has the number of partitions; counts the lookups."""
 
     def __init__(self) -> None:
         self.told: dict[str, int] = {}
@@ -28,7 +28,7 @@ class Brokers:
         return self.told
 
 
-def test_shards_are_asked_for_again_soon_after_brokers_that_did_not_answer(
+def test_shards_are_looked_up_again_10_s_after_a_failed_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()

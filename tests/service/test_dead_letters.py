@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: what lies there, replayed once, or discarded."""
+"""Dead letters over HTTP: listed, replayed once, or discarded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def undeliverable(world: World, **more: object) -> str:
     return topic
 
 
-def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, serve: Serve) -> None:
+def test_a_dead_letter_is_listed_and_replayed_once_its_target_exists(
+    world: World, serve: Serve
+) -> None:
     service = serve(retries=1)
     topic = undeliverable(world)
     [letter] = some(service, 1)
@@ -78,7 +80,7 @@ def test_a_letter_is_told_and_replayed_once_its_target_is_there(world: World, se
     assert len(read_all(kafka, topic)) == 1
 
 
-def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> None:
+def test_the_command_line_lists_and_discards_dead_letters(world: World, serve: Serve) -> None:
     service = serve(retries=0)
     undeliverable(world)
     [letter] = some(service, 1)
@@ -94,7 +96,7 @@ def test_the_command_line_lists_and_puts_away(world: World, serve: Serve) -> Non
 
 
 @pytest.mark.proof
-def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
+def test_concurrent_replays_deliver_a_dead_letter_once(world: World, serve: Serve) -> None:
     services = [serve(retries=1), serve(retries=1)]
     topic = undeliverable(world)
     [letter] = some(services[0], 1)
@@ -108,13 +110,16 @@ def test_of_two_who_replay_at_once_one_does(world: World, serve: Serve) -> None:
         answers = [one.result() for one in asked]
     assert {answer.status_code for answer in answers} <= {200, 503}
     done = [place for answer in answers for place in answer.json().get("done", [])]
-    assert done in ([], [letter["place"]])  # the answer may be lost to a fence, the replay not
+    assert done in (
+        [],
+        [letter["place"]],
+    )  # a fenced process may lose the answer, but not the replay
     until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
     assert close_letters(services[0], "replay", letter["place"])["done"] == []
     assert len(read_all(world.kafka.bootstrap_servers, topic)) == 1
 
 
-def test_what_is_discarded_or_unknown_is_not_replayed(world: World, serve: Serve) -> None:
+def test_a_discarded_or_unknown_dead_letter_is_not_replayed(world: World, serve: Serve) -> None:
     service = serve(retries=1)
     world.send_raw("no request")
     undeliverable(world)

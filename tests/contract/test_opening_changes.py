@@ -1,4 +1,4 @@
-"""An index that is begun anew: by whom, and what of it cannot be marked yet."""
+"""A new index: which owner may start it, and when its first walk may start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.held import NOW_MS, entry, store
 Opener = Callable[[], ShardIndex]
 
 
-def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_owner(
+def test_an_owner_frozen_before_it_empties_an_index_does_not_affect_the_next_one(
     open_index: Opener,
 ) -> None:
     zombie, owner = open_index(), open_index()
@@ -31,13 +31,13 @@ def test_who_was_frozen_before_it_empties_an_index_takes_nothing_from_the_next_o
     assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
 
 
-def test_what_receipts_tell_of_requests_that_wait_in_kafka_is_kept_by_no_later_mark(
+def test_no_walk_starts_until_all_requests_with_a_recorded_verdict_are_read(
     open_index: Opener,
 ) -> None:
     index = open_index()
     index.begin(
         Positions(10, 5), verdicts_below=20
-    )  # a carried record at 15 counted, says a receipt below 5
+    )  # a receipt below 5 says that a carried record at 15 counted
     store(index, 10, 14, {})  # and Redis has no room for more
 
     with pytest.raises(WalkVoid, match="not yet read from Kafka"):

@@ -1,4 +1,4 @@
-"""Dead letters as they are shown."""
+"""The form in which dead letters are shown."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def shown(value: bytes, most_bytes: int) -> tuple[str | None, str | None]:
     ("value", "whole"),
     [(b"\x01" * 50, 16), (b'"' * 150, 50), ("ä".encode() * 100, 50), (b"a" * 200, 100)],
 )
-def test_a_text_is_cut_to_what_its_json_may_have(value: bytes, whole: int) -> None:
+def test_a_text_is_cut_to_the_byte_limit_of_its_json(value: bytes, whole: int) -> None:
     text, encoding = shown(value, 100)
     assert (text, encoding) == (value.decode()[:whole], None)
     assert len(json.dumps(text, ensure_ascii=False).encode()) - 2 <= 100
 
 
 @pytest.mark.parametrize("value", [b"", b"a" * 100, b"\x01" * 16, b'"' * 50])
-def test_a_text_whose_json_fits_is_whole(value: bytes) -> None:
+def test_a_text_whose_json_fits_is_not_cut(value: bytes) -> None:
     assert shown(value, 100) == (value.decode(), None)
 
 
-def test_what_is_no_text_is_cut_to_what_its_base64_may_have() -> None:
+def test_binary_content_is_cut_to_the_byte_limit_of_its_base64() -> None:
     assert shown(b"\xff" * 200, 100) == ("/" * 100, "base64")

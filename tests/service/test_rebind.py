@@ -1,4 +1,4 @@
-"""An index belongs to one incarnation of its topics and to one group; journals that lost records are noticed."""
+"""An index belongs to one incarnation of its topics and to one group; lost records of journals are noticed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def admin(world: World) -> AdminClient:
     return AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
 
 
-def create_again(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
+def recreate(world: World, topic: str, partitions: int, service: ServiceProcess) -> None:
     delete(world, topic)
-    until("its service misses it", lambda: service.get("/readyz")[0] == 503)
+    until("its service notices the loss", lambda: service.get("/readyz")[0] == 503)
     make(world, topic, partitions)
 
 
@@ -67,7 +67,7 @@ def make(world: World, topic: str, partitions: int) -> None:
         new = NewTopic(topic, partitions, config={"message.timestamp.type": "LogAppendTime"})
         return all(answer.exception() is None for answer in asked.create_topics([new]).values())
 
-    until("the topic is there again", made, every_s=0.2)
+    until("the topic exists again", made, every_s=0.2)
 
 
 def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> str:
@@ -76,7 +76,7 @@ def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> st
         why = json.loads(body).get("why", {}).values() if status == 503 else ()
         return next((text for text in why if wanted in text), "")
 
-    return until("it says why shards do not open", told)
+    return until("it reports why shards do not open", told)
 
 
 def rebind(world: World, pending: str, **more: object) -> str:
@@ -104,7 +104,7 @@ def pending(world: World, client: Any) -> int:
 
 
 def remove_receipts(world: World) -> None:
-    """Remove all receipts there are."""
+    """Remove all receipts."""
     topic = receipts_topic(world.requests)
     places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(world.partitions)}  # type: ignore[no-untyped-call]
     asked = admin(world)
@@ -118,7 +118,7 @@ def client(world: World) -> Any:
     return redis.Redis.from_url(world.redis.url)
 
 
-def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World) -> None:
+def test_a_rebind_of_a_topic_without_receipts_fails_with_the_cause(world: World) -> None:
     with pytest.raises(
         RecoveryRequired,
         match=f"the topic {world.requests}.receipts does not exist; start a service",
@@ -127,17 +127,17 @@ def test_who_rebinds_a_topic_that_no_service_has_opened_is_told_so(world: World)
 
 
 @pytest.mark.parametrize("decision", ["deliver", pytest.param("drop", marks=pytest.mark.proof)])
-def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
+def test_the_shards_of_a_recreated_topic_stay_closed_until_a_rebind(
     world: World, client: Any, decision: str
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(200, within_s=0)
     until("they are delivered", lambda: len(bodies(world)) == 200)
     world.ask(100, from_s=3000, within_s=3600)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     before, world.asked = world.asked, {}
 
-    create_again(world, world.requests, world.partitions, service)
+    recreate(world, world.requests, world.partitions, service)
     world.ask(300, within_s=1)
     told = why_not_open(service)
 
@@ -151,14 +151,14 @@ def test_a_topic_that_was_created_again_stays_closed_until_somebody_decides(
     )
     assert again == (100 if decision == "deliver" else 0)
     until("new ones are delivered", lambda: len(bodies(world)) >= 200 + 300)
-    until("the old ones wait", lambda: pending(world, client) == again)
+    until("the old ones are pending", lambda: pending(world, client) == again)
     delivered_before = sorted(before)[:200]
     assert sorted(bodies(world)) == sorted([*delivered_before, *world.asked]), "each exactly once"
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("more", [{}, {"trim_interval_s": 1}], ids=["no mark", "marks"])
-def test_receipts_of_a_topic_that_was_created_again_end_nothing_when_redis_is_lost_after_that(
+def test_old_receipts_of_a_recreated_topic_end_nothing_if_redis_is_lost_later(
     world: World, client: Any, more: dict[str, Any]
 ) -> None:
     service = world.start_service().wait_ready()
@@ -171,7 +171,7 @@ def test_receipts_of_a_topic_that_was_created_again_end_nothing_when_redis_is_lo
     rebind(world, "drop")
     service = world.start_service(**more).wait_ready()
     world.ask(100, from_s=8, within_s=1)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     if more:
         until("marks are written", lambda: marks(world) >= world.partitions)
 
@@ -190,13 +190,13 @@ def marks(world: World) -> int:
 
 
 @pytest.mark.proof
-def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_their_places(
+def test_requests_of_a_recreated_topic_do_not_get_outcomes_of_old_ones(
     world: World,
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(4, within_s=0, partition=0)
     until("they are delivered", lambda: len(bodies(world)) == 4)
-    create_again(world, world.requests, world.partitions, service)
+    recreate(world, world.requests, world.partitions, service)
     world.ask(4, from_s=3000, within_s=3600, partition=0)
     why_not_open(service)
 
@@ -208,16 +208,16 @@ def test_what_became_of_the_requests_of_an_old_topic_is_not_said_of_those_in_the
     assert [one.state for one in found] == ["pending"] * 4
 
 
-def test_what_a_walk_found_trims_no_topic_that_was_created_again_meanwhile(world: World) -> None:
+def test_a_walk_does_not_trim_a_topic_recreated_in_the_meantime(world: World) -> None:
     keep(world, world.requests, retention_ms=-1)
     access, shard = kafka(world.settings()), Shard(world.requests, 0)
-    service = world.start_service().wait_ready()  # makes the receipts
+    service = world.start_service().wait_ready()  # creates the receipts topic
     service.stop()
     doubts: list[str] = []
     walks: list[float] = []
 
     class Walking:
-        """The owner of a shard whose topic is created again while it walks."""
+        """The owner of a shard whose topic is recreated during its walk."""
 
         def __init__(self) -> None:
             self.shard = shard
@@ -251,12 +251,10 @@ def bodies(world: World) -> list[str]:
 
 
 @pytest.mark.proof
-def test_a_group_that_was_changed_delivers_nothing_until_somebody_decides(
-    world: World, client: Any
-) -> None:
+def test_a_changed_group_delivers_nothing_until_a_rebind(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=20, within_s=25)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
 
     other = world.start_service(group_id=f"{world.name}.other")
@@ -278,7 +276,7 @@ def other_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     redis.stop()
 
 
-def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_decides(
+def test_a_second_group_with_its_own_redis_delivers_nothing_until_a_rebind(
     world: World, other_redis: EmbeddedRedis
 ) -> None:
     theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
@@ -302,7 +300,7 @@ def test_a_second_group_with_a_redis_of_its_own_delivers_nothing_until_somebody_
 
 
 @pytest.mark.proof
-def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_one_delivery(
+def test_a_group_closes_a_shard_that_was_rebound_to_another_group(
     world: World, other_redis: EmbeddedRedis
 ) -> None:
     theirs: dict[str, Any] = {"group_id": f"{world.name}.b", "redis_url": other_redis.url}
@@ -320,14 +318,14 @@ def test_a_group_whose_shards_were_decided_to_be_anothers_gives_each_up_after_on
     assert "are not of this owner" in first.log.read_text()
     before = set(world.asked)
     world.ask(200, within_s=2)
-    until("all is delivered", lambda: set(world.asked) <= set(bodies(world)))
+    until("everything is delivered", lambda: set(world.asked) <= set(bodies(world)))
     assert [n for body, n in Counter(bodies(world)).items() if body not in before] == [1] * 200
     assert second.get("/readyz")[0] == 200
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("by_others", [0, 500])
-def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
+def test_messages_in_a_recreated_target_are_not_delivered_again(
     world: World, client: Any, by_others: int
 ) -> None:
     target = world.targets[0]
@@ -341,7 +339,7 @@ def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
             for message in read_all(world.kafka.bootstrap_servers, target)
         )
 
-    until("all is delivered", lambda: delivered() == 200, every_s=0.5)
+    until("everything is delivered", lambda: delivered() == 200, every_s=0.5)
     asked = admin(world)
     for answer in asked.delete_topics([target]).values():
         answer.result()
@@ -350,7 +348,7 @@ def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
         new = NewTopic(target, world.partitions)
         return all(answer.exception() is None for answer in asked.create_topics([new]).values())
 
-    until("the target is there again", made, every_s=0.2)
+    until("the target exists again", made, every_s=0.2)
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for number in range(by_others * world.partitions):
         producer.produce(target, b"x", partition=number % world.partitions)
@@ -361,20 +359,18 @@ def test_what_went_to_a_target_that_was_created_again_is_not_delivered_again(
     again = world.start_service().wait_ready()
 
     world.ask(1, within_s=0)
-    until("what is new is delivered", lambda: delivered() > 0, every_s=0.5)
+    until("the new one is delivered", lambda: delivered() > 0, every_s=0.5)
     assert delivered() == 1
     assert "named by the last receipt do not exist" not in again.log.read_text()
 
 
 @pytest.mark.proof
-def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
-    world: World, client: Any
-) -> None:
+def test_a_shortened_log_is_distinguished_from_a_recreated_topic(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
-    # What an unclean election leaves: an index that knows more than the log has.
+    # The result of an unclean election: an index that is beyond the log.
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 150)
 
     again = world.start_service()
@@ -393,12 +389,12 @@ def test_a_log_that_became_shorter_is_told_from_one_that_was_created_again(
     [(rebinding, "commit_barrier"), (ShardIndex, "stored")],
     ids=["taking over", "writing"],
 )
-def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebinds_it(
+def test_a_service_that_tries_to_open_a_shard_does_not_stop_its_rebind(
     world: World, client: Any, monkeypatch: pytest.MonkeyPatch, where: object, step: str
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(10, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 10)
+    until("they are stored", lambda: pending(world, client) == 10)
     service.stop()
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
     shard, fenced = Shard(world.requests, 0), list[bool]()
@@ -420,12 +416,12 @@ def test_a_service_that_tries_to_open_a_shard_meanwhile_does_not_stop_who_rebind
 
 
 @pytest.mark.proof
-def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one(
+def test_an_open_transaction_of_a_killed_rebind_does_not_stop_the_next_one(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(10, from_s=3000, within_s=3600, partition=0)
-    until("they are taken in", lambda: pending(world, client) == 10)
+    until("they are stored", lambda: pending(world, client) == 10)
     service.stop()
     client.hset(f"blackbox:{{{world.requests}-0}}:state", "requests", 15)
     shard, access = Shard(world.requests, 0), kafka(world.settings())
@@ -443,9 +439,7 @@ def test_a_transaction_that_a_killed_rebind_left_open_does_not_stop_the_next_one
 
 
 @pytest.mark.proof
-def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
-    world: World, client: Any
-) -> None:
+def test_trimmed_receipts_cause_no_second_delivery(world: World, client: Any) -> None:
     keep(world, world.requests, retention_ms=-1)
     service = world.start_service(**SOON).wait_ready()
     world.ask(500, within_s=0)
@@ -466,7 +460,7 @@ def test_receipts_removed_up_to_the_mark_let_nothing_be_delivered_twice(
 
 
 @pytest.mark.proof
-def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twice(
+def test_deleted_receipts_and_a_lost_redis_cause_no_second_delivery(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
@@ -481,7 +475,7 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
                 found += journal.committed()
         return found
 
-    until("its group has said so", lambda: committed() == 100, every_s=0.2)
+    until("its group has committed the offsets", lambda: committed() == 100, every_s=0.2)
     service.stop()
     delete(world, receipts_topic(world.requests))
     lose(world, client)
@@ -489,7 +483,7 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
 
     world.start_service().wait_ready()
 
-    until("each has its letter", lambda: len(world.received(world.dead_letters)) == 100)
+    until("each has its dead letter", lambda: len(world.received(world.dead_letters)) == 100)
     reasons = {
         dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
     }
@@ -499,21 +493,21 @@ def test_receipts_that_were_deleted_with_redis_lost_let_nothing_be_delivered_twi
 
 
 @pytest.mark.proof
-def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replayed(
+def test_requests_without_receipts_become_dead_letters_that_can_be_replayed(
     world: World, client: Any
 ) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, within_s=0)
     until("they are delivered", lambda: len(bodies(world)) == 100)
     world.ask(20, from_s=200, within_s=250)
-    until("they are taken in", lambda: pending(world, client) == 20)
+    until("they are stored", lambda: pending(world, client) == 20)
     service.stop()
     remove_receipts(world)
     lose(world, client)
 
     service = world.start_service().wait_ready()
 
-    until("letters are written", lambda: len(world.received(world.dead_letters)) == 100)
+    until("dead letters are written", lambda: len(world.received(world.dead_letters)) == 100)
     reasons = {
         dict(m.headers() or [])["blackbox-reason"] for m in world.received(world.dead_letters)
     }
@@ -531,13 +525,13 @@ def test_requests_whose_receipts_are_gone_become_dead_letters_that_can_be_replay
 
 
 @pytest.mark.proof
-def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
+def test_an_old_redis_backup_restored_after_a_trim_is_rebuilt_from_the_mark(
     world: World, client: Any
 ) -> None:
     keep(world, world.requests, retention_ms=-1)
     service = world.start_service(**SOON).wait_ready()
     world.ask(100, from_s=5, within_s=6)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     yesterday = {key: client.dump(key) for key in keys(world, client)}
     receipts = receipts_topic(world.requests)
     written = ends(world, receipts)
@@ -548,7 +542,7 @@ def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
         kept = starts(world, receipts)
         return any(kept[partition] > written[partition] for partition in kept)
 
-    until("receipts of what was delivered are trimmed", is_trimmed)
+    until("receipts of the deliveries are trimmed", is_trimmed)
     service.stop()
     lose(world, client)
     for key, value in yesterday.items():
@@ -562,12 +556,10 @@ def test_redis_of_yesterday_restored_after_a_trim_is_rebuilt_from_the_mark(
 
 
 @pytest.mark.proof
-def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
-    world: World, client: Any
-) -> None:
+def test_an_index_that_lost_only_its_due_times_is_rebuilt(world: World, client: Any) -> None:
     world.start_service().wait_ready()
     world.ask(200, from_s=8, within_s=10)
-    until("they are taken in", lambda: pending(world, client) == 200)
+    until("they are stored", lambda: pending(world, client) == 200)
 
     client.delete(*(f"blackbox:{{{world.requests}-{p}}}:due" for p in range(world.partitions)))
 
@@ -575,7 +567,9 @@ def test_an_index_that_lost_the_set_of_due_times_alone_is_rebuilt(
     assert verdict.is_exact, verdict
 
 
-def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, client: Any) -> None:
+def test_an_index_of_a_newer_version_is_not_changed_and_is_reported(
+    world: World, client: Any
+) -> None:
     world.start_service().wait_ready().stop()
     state = f"blackbox:{{{world.requests}-0}}:state"
     client.hset(state, "format", "99")
@@ -587,10 +581,10 @@ def test_an_index_of_a_newer_version_is_left_alone_and_named(world: World, clien
 
 
 @pytest.mark.proof
-def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client: Any) -> None:
+def test_an_index_of_an_older_version_is_rebuilt_automatically(world: World, client: Any) -> None:
     service = world.start_service().wait_ready()
     world.ask(100, from_s=12, within_s=14)
-    until("they are taken in", lambda: pending(world, client) == 100)
+    until("they are stored", lambda: pending(world, client) == 100)
     service.stop()
     for partition in range(world.partitions):
         client.hset(f"blackbox:{{{world.requests}-{partition}}}:state", "format", "2")
@@ -603,7 +597,7 @@ def test_an_index_of_an_older_version_is_rebuilt_by_itself(world: World, client:
 
 @pytest.fixture
 def cut_world(tmp_path: Path, own_redis: EmbeddedRedis, engine: str) -> Iterator[World]:
-    """A world of two partitions, whose Kafka may be stopped and lose the end of its log."""
+    """A world of two partitions, whose Kafka can be stopped and lose the end of its log."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
     kafka.start()
     with World(kafka, own_redis, tmp_path, engine, partitions=2) as world:
@@ -612,7 +606,7 @@ def cut_world(tmp_path: Path, own_redis: EmbeddedRedis, engine: str) -> Iterator
 
 
 def cut(kafka: EmbeddedKafka, topic: str, partition: int, keep: int) -> None:
-    """Leave the batches below the offset `keep`, as an unclean election does."""
+    """Keep only the batches below the offset `keep`, as an unclean election does."""
     folder = kafka.folder / "data" / f"{topic}-{partition}"
     log = folder / f"{0:020d}.log"
     data, at = log.read_bytes(), 0
@@ -638,7 +632,7 @@ def lose_ends(world: World) -> ServiceProcess:
         for partition in range(world.partitions):
             world.ask(10, from_s=3000, within_s=3600, partition=partition)
     every = PER_PARTITION * world.partitions
-    until("they are taken in", lambda: pending(world, connected) == every)
+    until("they are stored", lambda: pending(world, connected) == every)
     world.kafka.stop()
     for partition in range(world.partitions):
         cut(world.kafka, world.requests, partition, CUT)
@@ -647,7 +641,7 @@ def lose_ends(world: World) -> ServiceProcess:
 
 
 def bodies_in_redis(world: World, client: Any) -> list[str]:
-    """The messages of all that is pending, each as often as it is."""
+    """The messages of all pending requests, with repetitions."""
     found = []
     for partition in range(world.partitions):
         prefix = f"blackbox:{{{world.requests}-{partition}}}:"
@@ -659,7 +653,7 @@ def bodies_in_redis(world: World, client: Any) -> list[str]:
 
 
 @pytest.mark.proof
-def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: World) -> None:
+def test_a_rebind_restores_the_lost_end_of_two_partitions_from_redis(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
@@ -667,27 +661,27 @@ def test_two_partitions_that_lost_their_end_get_back_what_redis_has(cut_world: W
     rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
 @pytest.mark.proof
-def test_what_others_were_written_in_the_place_of_is_asked_for_again(cut_world: World) -> None:
+def test_a_rebind_writes_overwritten_requests_again(cut_world: World) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
-    ask_anew(world)
+    write_more_requests(world)
     why_not_open(service, "is not the one that was read there")
 
     assert f"{CUT} written again" in rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
-def ask_anew(world: World) -> None:
-    """So much that each journal is longer than it ever was."""
+def write_more_requests(world: World) -> None:
+    """Write so many that each journal is longer than ever before."""
     world._producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for partition in range(world.partitions):
         world.ask(2 * CUT, from_s=3000, within_s=3600, partition=partition)
@@ -695,27 +689,27 @@ def ask_anew(world: World) -> None:
 
 @pytest.mark.proof
 @both_engines_at_length
-def test_a_log_that_loses_its_end_under_a_service_and_is_written_on_is_not_read_on(
+def test_a_log_shortened_and_written_under_a_running_service_is_not_read_on(
     cut_world: World,
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
-    ask_anew(world)
+    write_more_requests(world)
 
     why_not_open(service, "is not the one that was read there")
 
     assert f"{CUT} written again" in rebind(world, "deliver")
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
 class Interrupted(BaseException):
-    """What ends a command wherever it is, as a kill does."""
+    """Ends a command at any point, as a kill does."""
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, world: World, at: tuple[type, str, int]) -> None:
-    """Run a rebind that ends with the nth call of a method, when that has done its work."""
+    """Run a rebind that is killed after the nth call of a method."""
     owner, name, nth = at
     real: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(1, nth + 1))
@@ -743,27 +737,27 @@ MOMENTS: dict[str, tuple[type, str, int]] = {
 
 @pytest.mark.proof
 @pytest.mark.parametrize("moment", MOMENTS if AT_LENGTH else ["Kafka has more than Redis knows"])
-def test_a_rebind_that_was_interrupted_is_ended_by_a_second_one(
+def test_an_interrupted_rebind_is_completed_by_a_second_one(
     cut_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     world, client = cut_world, redis.Redis.from_url(cut_world.redis.url)
     service = lose_ends(world)
     why_not_open(service, "Kafka lost records")
     interrupt(monkeypatch, world, MOMENTS[moment])
-    ask_anew(world)
+    write_more_requests(world)
 
     why_not_open(service, f"blackbox rebind {world.requests} --pending deliver")
     done = rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
+    until("they are stored", lambda: len(bodies_in_redis(world, client)) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
     has_written = moment in ("Kafka has more than Redis knows", "some have left the index")
     assert (INTERRUPTED in done) == has_written, done
 
 
 @pytest.mark.proof
-def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice(
+def test_a_rebind_that_lost_redis_halfway_writes_nothing_twice(
     fragile_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
@@ -771,8 +765,8 @@ def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice
     for partition in range(world.partitions):
         world.ask(35, from_s=3000, within_s=3600, partition=partition)
         world.ask(5, from_s=3600, within_s=3600, partition=partition)
-    until("they are taken in", lambda: pending(world, client) == len(world.asked))
-    create_again(world, world.requests, world.partitions, service)
+    until("they are stored", lambda: pending(world, client) == len(world.asked))
+    recreate(world, world.requests, world.partitions, service)
     why_not_open(service)
     interrupt(monkeypatch, world, (ShardWriter, "commit", 2))
     with monkeypatch.context() as patched:
@@ -783,16 +777,16 @@ def test_a_rebind_to_a_new_topic_that_lost_redis_half_way_asks_for_nothing_twice
     assert INTERRUPTED in rebind(world, "deliver")
 
     service.wait_ready()
-    until("they are taken in", lambda: pending(world, client) >= len(world.asked))
+    until("they are stored", lambda: pending(world, client) >= len(world.asked))
     assert bodies_in_redis(world, client) == sorted(world.asked), "each exactly once"
 
 
-def ask_under_ids(world: World, client: Any, key: Callable[[int], str]) -> None:
+def write_requests_with_ids(world: World, client: Any, key: Callable[[int], str]) -> None:
     for n in range(40):
         asked = {"topic": world.targets[0], "message": "m", "id": f"i{n}", "countdown": 3600}
         world.send_raw(json.dumps(asked), key=key(n).encode())
     world.flush()
-    until("they are taken in", lambda: pending(world, client) == 40)
+    until("they are stored", lambda: pending(world, client) == 40)
 
 
 def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
@@ -805,21 +799,21 @@ def cancel_by_ids(world: World, key: Callable[[int], str]) -> None:
 
 
 @pytest.mark.proof
-def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
+def test_requests_written_again_are_in_the_partitions_of_their_cancels(
     fragile_world: World,
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
     service = world.start_service().wait_ready()
     customer = "customer-{}".format
-    ask_under_ids(world, client, lambda n: customer(n % 5))
-    create_again(world, world.requests, world.partitions, service)
+    write_requests_with_ids(world, client, lambda n: customer(n % 5))
+    recreate(world, world.requests, world.partitions, service)
     why_not_open(service)
 
     rebind(world, "deliver")
     service.wait_ready()
-    until("asked for again", lambda: pending(world, client) == 40)
+    until("they are written again", lambda: pending(world, client) == 40)
 
-    # by the partitioner of the caller, whose keys name the same partitions as before
+    # by the partitioner of the caller, whose keys give the same partitions as before
     for n in range(40):
         cancel = json.dumps({"id": f"i{n}", "cancel": True})
         world.send_raw(cancel, key=customer(n % 5).encode())
@@ -829,15 +823,15 @@ def test_what_is_asked_for_again_is_where_its_callers_cancel_it(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("count", [3, 6] if AT_LENGTH else [3])
-def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancelled(
+def test_with_another_partition_count_requests_are_in_the_partitions_of_their_ids(
     fragile_world: World, count: int
 ) -> None:
     world, client = fragile_world, redis.Redis.from_url(fragile_world.redis.url)
     service = world.start_service().wait_ready()
-    ask_under_ids(world, client, "i{}".format)
+    write_requests_with_ids(world, client, "i{}".format)
     world.ask(40, from_s=3000, within_s=3600)
-    until("they are taken in", lambda: pending(world, client) == 80)
-    create_again(world, world.requests, count, service)
+    until("they are stored", lambda: pending(world, client) == 80)
+    recreate(world, world.requests, count, service)
     why_not_open(service)
     world.partitions = max(world.partitions, count)
 
@@ -846,8 +840,8 @@ def test_in_a_topic_of_other_partitions_requests_are_where_their_ids_are_cancell
 
     again = [int(line.split(" written again")[0].split()[-1]) for line in done.splitlines()]
     assert sum(again) == 80
-    until("asked for again", lambda: pending(world, client) == 80)
+    until("they are written again", lambda: pending(world, client) == 80)
     cancel_by_ids(world, "i{}".format)
-    until("those under ids are cancelled", lambda: pending(world, client) == 40)
+    until("those with ids are cancelled", lambda: pending(world, client) == 40)
     assert bodies_in_redis(world, client) == sorted(world.asked)
-    assert "another topic" not in rebind(world, "deliver"), "each fits by now"
+    assert "another topic" not in rebind(world, "deliver"), "each fits now"

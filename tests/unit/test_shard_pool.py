@@ -23,8 +23,8 @@ SHARD = Shard("TB", 0)
 
 
 @dataclass
-class StandIn:
-    """What is asked of an owner that tells of its happenings."""
+class FakeOwner:
+    """The attributes of an owner that calls back."""
 
     shard: Shard = SHARD
     binding: Binding | None = None
@@ -64,10 +64,10 @@ def owners(told: list[object], metrics: Metrics, tmp_path: Path) -> Iterator[Sha
     owners.lose([owner.shard for owner in owners.all() if isinstance(owner, ShardOwner)])
 
 
-def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_reading(
+def test_a_replaced_owner_neither_starts_nor_stops_reading_for_its_successor(
     owners: ShardPool, told: list[object]
 ) -> None:
-    replaced, successor = cast(Any, StandIn()), cast(Any, StandIn())
+    replaced, successor = cast(Any, FakeOwner()), cast(Any, FakeOwner())
     owners._owners[SHARD] = successor
 
     owners._opened(replaced, 7)
@@ -82,7 +82,7 @@ def test_an_owner_that_was_replaced_neither_starts_nor_stops_its_successors_read
 OTHER = Shard("TB", 1)
 
 
-def test_a_shard_is_owned_from_gain_to_lose_and_open_only_once_it_was_opened(
+def test_a_shard_is_owned_from_gain_to_lose_and_open_only_after_recovery(
     owners: ShardPool, told: list[object]
 ) -> None:
     owners.gain(SHARD)
@@ -101,7 +101,7 @@ def test_a_shard_is_owned_from_gain_to_lose_and_open_only_once_it_was_opened(
     assert told == [SHARD]
 
 
-def test_a_shard_that_cannot_be_opened_is_given_up_without_delay(owners: ShardPool) -> None:
+def test_a_shard_that_cannot_be_opened_is_released_without_delay(owners: ShardPool) -> None:
     owners.gain(SHARD)
     owners.gain(OTHER)
     began = time.monotonic()
@@ -117,7 +117,9 @@ def test_a_shard_that_was_lost_may_be_gained_again(owners: ShardPool) -> None:
     assert owners.get(SHARD) is not first
 
 
-def test_shards_that_are_not_owned_are_no_matter(owners: ShardPool, told: list[object]) -> None:
+def test_operations_on_shards_that_are_not_owned_do_nothing(
+    owners: ShardPool, told: list[object]
+) -> None:
     owners.lose([])
     owners.lose([SHARD])
     owners.recover(SHARD, ValueError("whatever"))
@@ -125,7 +127,7 @@ def test_shards_that_are_not_owned_are_no_matter(owners: ShardPool, told: list[o
     assert told == []
 
 
-def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: ShardPool, metrics: Metrics) -> None:
+def test_a_shard_that_the_pool_released_has_no_metrics(owners: ShardPool, metrics: Metrics) -> None:
     owners.gain(SHARD)
     metrics.show(SHARD, shard_open=True)
     metrics.show(OTHER, shard_open=True)
@@ -135,7 +137,7 @@ def test_nothing_is_shown_of_a_shard_that_was_given_up(owners: ShardPool, metric
     assert shown("blackbox_shard_open", {"shard": "TB-1"}) == 1
 
 
-def test_what_expired_or_became_a_dead_letter_counts_as_pending_no_more(owners: ShardPool) -> None:
+def test_an_expired_or_dead_request_no_longer_counts_as_pending(owners: ShardPool) -> None:
     delivered = Entry("orders", b"m", NOW_MS, caller="shop")
     ended = {
         0: delivered,

@@ -1,4 +1,4 @@
-"""What is decided before a request reaches its route, by a real HTTP server; no Kafka, no Redis."""
+"""Checks before a request reaches its route, on a real HTTP server; no Kafka, no Redis."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ BODIES = [
     ("POST", "/dead-letters/replay"),
     ("POST", "/dead-letters/discard"),
 ]
-"""Whatever takes a body."""
+"""All operations with a body."""
 
 SMALL = {"/requests/x": 64 << 10, "/dead-letters/replay": 1 << 20, "/dead-letters/discard": 1 << 20}
-"""Those that take less than others."""
+"""Operations with a smaller limit."""
 
 
 class Nobody:
-    """A control that is never asked for anything."""
+    """An admin that must not be called."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
@@ -61,7 +61,7 @@ Open = Callable[..., HttpServer]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Starts a server with more settings; it asks `control`, by default one that must not be asked."""
+    """Starts a server with more settings; it calls `control`, by default one that must not be called."""
     with ExitStack() as ending:
 
         def start(admin: object | None = None, **more: object) -> HttpServer:
@@ -86,7 +86,7 @@ def client(server: HttpServer, token: str | None = None) -> httpx.Client:
 
 
 def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes = b"") -> int:
-    """The status that is answered to this head, and this much of a body, while the client goes on to wait."""
+    """The status of the answer to this head and part of a body, while the client waits."""
     head = [f"{method} {path} HTTP/1.1", f"Host: {HOST}:{server.port}", *lines, "", ""]
     with socket.create_connection((HOST, server.port), timeout=10) as connection:
         connection.sendall("\r\n".join(head).encode() + body)
@@ -94,7 +94,9 @@ def answer(server: HttpServer, method: str, path: str, *lines: str, body: bytes 
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
-def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, path: str) -> None:
+def test_a_request_without_a_valid_token_is_refused_before_its_body(
+    guarded: HttpServer, method: str, path: str
+) -> None:
     length = f"Content-Length: {access_middleware.MOST_BYTES}"
     assert answer(guarded, method, path, length) == 401
     assert answer(guarded, method, path, length, "Authorization: Bearer wrong") == 401
@@ -103,7 +105,7 @@ def test_no_body_of_a_stranger_is_waited_for(guarded: HttpServer, method: str, p
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-def test_no_body_from_a_website_is_waited_for(
+def test_a_request_from_another_site_is_refused_before_its_body(
     opened: Open, method: str, path: str, kind: str
 ) -> None:
     length, kind = f"Content-Length: {access_middleware.MOST_BYTES}", f"Content-Type: {kind}"
@@ -114,7 +116,7 @@ def test_no_body_from_a_website_is_waited_for(
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
-def test_a_body_that_is_said_to_be_too_large_is_not_read(
+def test_a_body_announced_as_too_large_is_not_read(
     guarded: HttpServer, method: str, path: str
 ) -> None:
     length, token = (
@@ -125,7 +127,7 @@ def test_a_body_that_is_said_to_be_too_large_is_not_read(
 
 
 @pytest.mark.parametrize(("path", "most"), SMALL.items())
-def test_a_body_that_says_little_may_be_small_only(
+def test_the_body_of_a_small_request_has_a_small_limit(
     guarded: HttpServer, path: str, most: int
 ) -> None:
     method = "PATCH" if path == "/requests/x" else "POST"
@@ -140,7 +142,7 @@ def test_a_body_that_says_little_may_be_small_only(
     assert (refused.status_code, str(most) in refused.json()["error"]) == (413, True)
 
 
-def test_of_many_faults_the_first_are_told(guarded: HttpServer) -> None:
+def test_an_error_lists_only_the_first_of_many_faults(guarded: HttpServer) -> None:
     body = json.dumps({f"name-{number}": 0 for number in range(1000)})
     with client(guarded, CHANGE) as allowed:
         refused = allowed.patch("/requests/x", content=body)
@@ -149,9 +151,7 @@ def test_of_many_faults_the_first_are_told(guarded: HttpServer) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
-def test_a_body_that_becomes_too_large_is_read_no_further(
-    guarded: HttpServer, method: str, path: str
-) -> None:
+def test_a_body_is_read_only_up_to_its_limit(guarded: HttpServer, method: str, path: str) -> None:
     parts = (b"x" * 65536 for _ in range(2 * access_middleware.MOST_BYTES // 65536))
     with client(guarded, CHANGE) as allowed:
         refused = allowed.request(
@@ -162,7 +162,7 @@ def test_a_body_that_becomes_too_large_is_read_no_further(
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
-def test_a_body_that_does_not_come_is_waited_for_no_longer_than_it_may_take(
+def test_a_body_that_does_not_arrive_times_out(
     guarded: HttpServer, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
     monkeypatch.setattr(access_middleware, "BODY_WITHIN_S", 0.2)
@@ -170,7 +170,7 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer_than_it_may_take(
     assert answer(guarded, method, path, "Content-Length: 100", token, body=b"{") == 408
 
 
-def test_every_route_that_is_not_known_to_be_open_asks_for_a_token(guarded: HttpServer) -> None:
+def test_every_route_except_the_open_ones_requires_a_token(guarded: HttpServer) -> None:
     with client(guarded) as stranger, client(guarded, LOOK) as reader:
         described = stranger.get("/openapi.json").json()["paths"]
         assert len(described) > 10
@@ -184,7 +184,7 @@ def test_every_route_that_is_not_known_to_be_open_asks_for_a_token(guarded: Http
         assert stranger.get(f"{OPEN_FOLDER}../stats").status_code in (401, 404)
 
 
-def test_the_description_says_that_a_body_may_be_too_large(guarded: HttpServer) -> None:
+def test_the_openapi_description_includes_the_limit_of_bodies(guarded: HttpServer) -> None:
     with client(guarded) as stranger:
         described = stranger.get("/openapi.json").json()["paths"]
     taking = [
@@ -197,7 +197,7 @@ def test_the_description_says_that_a_body_may_be_too_large(guarded: HttpServer) 
     assert [path for path, operation in taking if "413" not in operation["responses"]] == []
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault(
+def test_a_client_that_disconnects_during_a_body_causes_no_error(
     guarded: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = [
@@ -212,7 +212,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault(
     assert caplog.records == []
 
 
-def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
+def test_an_admitted_request_reaches_its_route_with_its_body(opened: Open) -> None:
     class Asked(Nobody):
         def send(self, values: list[bytes], caller: str | None) -> list[str]:
             return [f"{caller} asked for {json.loads(value)}" for value in values]
@@ -225,7 +225,7 @@ def test_what_is_let_in_reaches_its_route_with_its_body(opened: Open) -> None:
 
 
 class Naming(Nobody):
-    """Tells who asked."""
+    """Returns the name of the caller."""
 
     def send(self, values: list[bytes], caller: str | None) -> list[str]:
         return [str(caller)]
@@ -243,7 +243,7 @@ class Naming(Nobody):
         ([(b"CALLER_SERVICE", b"x" * 255)], "x" * 255),
     ],
 )
-def test_a_caller_may_use_a_header_that_proxies_let_through(
+def test_a_caller_can_be_named_in_a_header_that_proxies_forward(
     opened: Open, headers: list[tuple[bytes, bytes]], caller: str
 ) -> None:
     with client(opened(Naming())) as allowed:
@@ -261,7 +261,7 @@ def test_a_caller_may_use_a_header_that_proxies_let_through(
         [(b"CALLER_SERVICE", b"shop"), (b"Caller-Service", b"billing")],
     ],
 )
-def test_what_can_be_no_callers_name_is_refused(
+def test_an_invalid_caller_name_is_refused(
     opened: Open, headers: list[tuple[bytes, bytes]]
 ) -> None:
     with client(opened()) as allowed:
@@ -271,14 +271,14 @@ def test_what_can_be_no_callers_name_is_refused(
 
 
 class Crowded(Nobody):
-    """A thousand callers, each with one request more than the one before."""
+    """A thousand callers, each with one request more than the previous one."""
 
     def stats(self, now_ms: int, edges_ms: Sequence[int]) -> Stats:
         many = Counter({f"caller-{number}": number + 1 for number in range(1000)})
         return Stats({}, many, Counter(shop=1), 500_500, [0] * (len(edges_ms) - 1))
 
 
-def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
+def test_stats_list_only_the_callers_with_most_requests(opened: Open) -> None:
     with client(opened(Crowded())) as reader:
         told = reader.get("/stats").json()
     assert list(told["callers"]) == [f"caller-{number}" for number in range(999, 899, -1)]
@@ -286,7 +286,7 @@ def test_of_many_callers_those_with_most_are_told(opened: Open) -> None:
 
 
 class Dead(Nobody):
-    """A letter of somebody's secrets."""
+    """A dead letter with secret content."""
 
     def letters(self, *_: object, **__: object) -> list[DeadLetter]:
         value = b'{"message": "secret"}'
@@ -298,7 +298,7 @@ class Dead(Nobody):
         ]  # fmt: skip
 
 
-def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Open) -> None:
+def test_the_content_of_dead_letters_requires_the_token_for_changes(opened: Open) -> None:
     server = opened(Dead(), api_token=CHANGE, api_read_token=LOOK)
     with client(server, LOOK) as reader, client(server, CHANGE) as operator:
         [seen] = reader.get("/dead-letters").json()["letters"]
@@ -309,7 +309,7 @@ def test_what_was_to_be_delivered_is_for_those_who_may_change_things(opened: Ope
 
 
 class Binary(Nobody):
-    """As many letters as are wanted, whose keys and values take several times as many bytes in an answer."""
+    """Any number of dead letters whose keys and values need several times as many bytes in an answer."""
 
     def letters(self, *_: object, limit: int, most_bytes: int, **__: object) -> list[DeadLetter]:
         text = b"\x01" * most_bytes
@@ -323,7 +323,7 @@ class Binary(Nobody):
 
 
 @pytest.mark.parametrize("limit", [400, 1000])
-def test_dead_letters_have_a_few_megabytes_as_they_are_sent(opened: Open, limit: int) -> None:
+def test_an_answer_with_dead_letters_is_limited_in_bytes(opened: Open, limit: int) -> None:
     with client(opened(Binary())) as reader:
         answer = reader.get("/dead-letters", params={"limit": limit})
     assert len(answer.json()["letters"]) == limit
@@ -331,7 +331,7 @@ def test_dead_letters_have_a_few_megabytes_as_they_are_sent(opened: Open, limit:
 
 
 class Watched(Nobody):
-    """Letters that take a while; notes how many look at once, and how much they want of each."""
+    """Dead letters that are read slowly; records how many readers there are, and how much of each they request."""
 
     def __init__(self) -> None:
         self.looking = self.most_looking = 0
@@ -346,7 +346,7 @@ class Watched(Nobody):
         return []
 
 
-def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
+def test_dead_letters_are_read_by_one_client_at_a_time(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "LETTERS_WITHIN_S", 0.5)
@@ -364,7 +364,7 @@ def test_one_looks_at_dead_letters_at_a_time_and_at_a_few_megabytes(
 
 
 class Scheduled(Nobody):
-    """Pages of schedules, each with so many messages of so many bytes."""
+    """Pages of schedules, each with a number of messages of a given size."""
 
     def __init__(self, *counts: int, size: int = 10) -> None:
         self._counts = counts
@@ -395,7 +395,7 @@ def test_schedules_have_all_pages(opened: Open, counts: tuple[int, ...]) -> None
     ]
 
 
-def test_readers_who_are_slow_to_take_schedules_keep_no_turn_and_are_read_no_page_ahead(
+def test_slow_readers_of_schedules_do_not_block_other_reads(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "READ_WITHIN_S", 0.2)
@@ -428,15 +428,13 @@ def test_readers_who_are_slow_to_take_schedules_keep_no_turn_and_are_read_no_pag
         {"Host": "evil.example"},
     ],
 )
-def test_what_is_no_address_of_this_service_is_refused(
-    opened: Open, headers: dict[str, str]
-) -> None:
+def test_a_request_for_another_host_is_refused(opened: Open, headers: dict[str, str]) -> None:
     with client(opened()) as website:
         for method, path in (("POST", "/requests"), ("GET", "/stats"), ("GET", "/metrics")):
             assert website.request(method, path, headers=headers).status_code == 403
 
 
-def test_a_page_of_the_service_itself_may_ask(opened: Open) -> None:
+def test_a_request_of_the_services_own_page_is_accepted(opened: Open) -> None:
     server = opened(Naming())
     with client(server) as page:
         for name in ("127.0.0.1", "localhost", "[::1]"):
@@ -444,7 +442,7 @@ def test_a_page_of_the_service_itself_may_ask(opened: Open) -> None:
             assert page.post("/requests", content=b"{}", headers=origin).status_code == 201
 
 
-def test_who_may_only_look_is_told_so(guarded: HttpServer) -> None:
+def test_a_change_with_a_read_token_is_refused_with_the_remedy(guarded: HttpServer) -> None:
     with client(guarded, LOOK) as reader, client(guarded, "w" * 16) as stranger:
         refused = reader.delete("/requests/x")
         assert (refused.status_code, "BLACKBOX_API_TOKEN" in refused.text) == (403, True)
@@ -452,20 +450,20 @@ def test_who_may_only_look_is_told_so(guarded: HttpServer) -> None:
         assert stranger.delete("/requests/x").status_code == 401
 
 
-def test_a_token_from_a_file_with_a_newline_is_taken(opened: Open) -> None:
+def test_a_token_with_a_trailing_newline_is_accepted(opened: Open) -> None:
     with client(opened(Crowded(), api_token=f"{CHANGE}\n"), CHANGE) as operator:
         assert operator.get("/stats").status_code == 200
 
 
 @pytest.mark.parametrize("token", ["ä" * 16, "a\x00" * 8, "short", " " * 20])
-def test_a_token_that_no_header_can_have_is_refused(token: str) -> None:
+def test_a_token_that_is_invalid_in_a_header_is_refused(token: str) -> None:
     with pytest.raises(SettingsError, match=r"BLACKBOX_API_TOKEN=\(hidden\)"):
         load(kafka_bootstrap_servers="127.0.0.1:1", api_token=token)
 
 
 @pytest.mark.parametrize("topic", ["%2e", "%2e%2e", "a%20b"])
 @pytest.mark.parametrize("how", ["pause", "resume"])
-def test_what_names_no_topic_is_not_paused(opened: Open, topic: str, how: str) -> None:
+def test_pausing_an_invalid_topic_name_is_refused(opened: Open, topic: str, how: str) -> None:
     port = opened().port
     with socket.create_connection((HOST, port), timeout=10) as connection:
         head = f"POST /targets/{topic}/{how} HTTP/1.1\r\nHost: {HOST}:{port}\r\n"
@@ -474,7 +472,7 @@ def test_what_names_no_topic_is_not_paused(opened: Open, topic: str, how: str) -
 
 
 class Moving(Nobody):
-    """Moves what it is asked to."""
+    """Reschedules any request."""
 
     def reschedule(
         self, id: str, *, countdown_s: float | None, at: str | int | None
@@ -483,7 +481,9 @@ class Moving(Nobody):
 
 
 @pytest.mark.parametrize("kind", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
-def test_a_body_is_json_whatever_its_kind_is_said_to_be(opened: Open, kind: dict[str, str]) -> None:
+def test_a_body_is_parsed_as_json_whatever_its_content_type(
+    opened: Open, kind: dict[str, str]
+) -> None:
     with client(opened(Moving())) as allowed:
         moved = allowed.patch("/requests/x", content=b'{"countdown": 60}', headers=kind)
         assert (moved.status_code, moved.json()["request"]["source"]) == (200, "60.0 None")
@@ -497,16 +497,14 @@ def test_a_body_is_json_whatever_its_kind_is_said_to_be(opened: Open, kind: dict
         '{"at": 1e30}', '{"at": 1000000000000000000000}', '{"in": 9}', "{",
     ],
 )  # fmt: skip
-def test_what_says_no_time_moves_nothing_whatever_became_of_the_request(
-    opened: Open, body: str
-) -> None:
+def test_a_reschedule_without_a_valid_time_is_refused(opened: Open, body: str) -> None:
     with client(opened()) as allowed:
         refused = allowed.patch("/requests/x", content=body)
     assert (refused.status_code, bool(refused.json()["error"])) == (422, True)
 
 
 @pytest.mark.parametrize(("method", "path"), BODIES)
-def test_nobody_waits_for_those_who_are_slow_to_send(
+def test_slow_senders_do_not_block_others(
     opened: Open, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
     monkeypatch.setattr(turns, "CHANGES_AT_ONCE", 2)
@@ -521,9 +519,7 @@ def test_nobody_waits_for_those_who_are_slow_to_send(
         assert prompt.post("/requests", content=b"{}").status_code == 201
 
 
-def test_all_bodies_together_may_have_so_much(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bodies_are_limited_in_total_bytes(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_middleware, "MOST_HELD_BYTES", 1 << 20)
     server = opened(Naming())
     head = (
@@ -537,12 +533,12 @@ def test_all_bodies_together_may_have_so_much(
             refused = other.post("/requests", content=large)
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert other.post("/requests", content=small).status_code == 201
-        for _ in range(10):  # what was answered is held no more
+        for _ in range(10):  # bodies of answered requests are freed
             until("it fits", lambda: other.post("/requests", content=large).status_code == 201, 5)
             assert other.post("/requests", content=large).status_code == 201
 
 
-def test_of_bodies_that_are_too_much_together_some_are_taken(
+def test_some_of_too_many_large_bodies_are_accepted(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_middleware, "MOST_HELD_BYTES", 16 << 20)
@@ -555,9 +551,7 @@ def test_of_bodies_that_are_too_much_together_some_are_taken(
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_bulk_of_too_many_lines_is_refused_before_any_is_looked_at(
-    opened: Open, end: bytes
-) -> None:
+def test_a_bulk_with_too_many_lines_is_refused(opened: Open, end: bytes) -> None:
     with client(opened(Naming())) as allowed:
         assert allowed.post("/requests/bulk", content=MOST_AT_ONCE * (b"{}" + end)).is_success
         for line in (b"{}", b""):
@@ -570,7 +564,7 @@ def test_a_bulk_of_too_many_lines_is_refused_before_any_is_looked_at(
 
 
 @pytest.mark.parametrize("body", [b"", b"\n", b" \n\n "])
-def test_a_bulk_of_nothing_is_refused(opened: Open, body: bytes) -> None:
+def test_an_empty_bulk_is_refused(opened: Open, body: bytes) -> None:
     with client(opened()) as allowed:
         refused = allowed.post("/requests/bulk", content=body)
     assert (refused.status_code, "no request" in refused.json()["error"]) == (422, True)

@@ -12,22 +12,22 @@ from blackbox.journal.kafka_access import FIXED_SETTINGS, ConnectionMonitor, Kaf
 
 
 @pytest.mark.parametrize("name", FIXED_SETTINGS)
-def test_a_setting_that_the_guarantees_rest_on_is_refused(name: str) -> None:
+def test_a_kafka_setting_that_the_guarantees_depend_on_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must not be set"):
         KafkaAccess("127.0.0.1:1", "unit", {name: "x"}).check()
 
 
 @pytest.mark.parametrize(("name", "value"), [("no.such.setting", "1"), ("acks", "1")])
-def test_a_setting_that_the_client_does_not_take_is_refused(name: str, value: str) -> None:
+def test_a_kafka_setting_that_the_client_rejects_is_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name.partition(".")[0]):
         KafkaAccess("127.0.0.1:1", "unit", {name: value}).check()
 
 
-def test_other_settings_are_the_operators(tmp_path: object) -> None:
+def test_other_kafka_settings_are_accepted(tmp_path: object) -> None:
     KafkaAccess("127.0.0.1:1", "unit", {"session.timeout.ms": "9000", "log_level": "0"}).check()
 
 
-def test_settings_do_not_print() -> None:
+def test_kafka_settings_are_not_printed() -> None:
     assert "s3cret" not in repr(KafkaAccess("b:1", "unit", {"sasl.password": "s3cret"}))
 
 
@@ -39,7 +39,7 @@ def test_settings_do_not_print() -> None:
         ("Producer", lambda brokers: brokers.producer(None)),
     ],
 )
-def test_a_client_that_was_told_of_no_leader_asks_again_soon(
+def test_a_client_refreshes_its_metadata_every_5_s(
     monkeypatch: pytest.MonkeyPatch, client: str, make: Callable[[KafkaAccess], object]
 ) -> None:
     made: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def test_a_client_that_was_told_of_no_leader_asks_again_soon(
     assert [settings["topic.metadata.refresh.interval.ms"] for settings in made] == [5_000]
 
 
-def test_a_client_that_is_connected_can_live_on() -> None:
+def test_a_connected_client_does_not_count_as_lost() -> None:
     told: list[str] = []
     consumer = Consumer(
         {
@@ -59,15 +59,15 @@ def test_a_client_that_is_connected_can_live_on() -> None:
             "stats_cb": told.append,
         }
     )
-    sight = ConnectionMonitor(0)
-    sight('{"brokers": {}}')
+    monitor = ConnectionMonitor(0)
+    monitor('{"brokers": {}}')
     deadline = time.monotonic() + 10
-    while sight.is_lost and time.monotonic() < deadline:
+    while monitor.is_lost and time.monotonic() < deadline:
         consumer.poll(0.01)
         for statistics in told:
-            sight(statistics)
+            monitor(statistics)
     consumer.close()
-    assert not sight.is_lost
+    assert not monitor.is_lost
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_client_that_is_connected_can_live_on() -> None:
     ],
 )
 def test_a_client_without_a_connection_is_lost_after_a_while(left: str) -> None:
-    sight = ConnectionMonitor(3)
-    sight(f'{{"brokers": {left}}}')
-    assert not sight.is_lost
-    sight(f'{{"brokers": {left}}}')
-    assert sight.is_lost
-    sight('{"brokers": {"b:1/1": {"source": "learned", "state": "UP"}}}')
-    assert not sight.is_lost
+    monitor = ConnectionMonitor(3)
+    monitor(f'{{"brokers": {left}}}')
+    assert not monitor.is_lost
+    monitor(f'{{"brokers": {left}}}')
+    assert monitor.is_lost
+    monitor('{"brokers": {"b:1/1": {"source": "learned", "state": "UP"}}}')
+    assert not monitor.is_lost

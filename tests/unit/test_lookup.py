@@ -1,4 +1,4 @@
-"""Partitions are counted for everybody by one, and nobody waits for a Kafka that is away twice."""
+"""One thread counts partitions for all, and no thread waits twice for an unavailable Kafka."""
 
 from __future__ import annotations
 
@@ -42,66 +42,64 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 @pytest.fixture
-def registry() -> StatusLookup:
+def status_lookup() -> StatusLookup:
     return StatusLookup(load(kafka_bootstrap_servers="127.0.0.1:1"))
 
 
-def pass_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known becomes old at once."""
+def make_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the known counts expire at once."""
     monkeypatch.setattr(lookup, "COUNTED_FOR_S", 0.0)
 
 
-def test_what_was_counted_a_moment_ago_is_not_counted_again(
-    counted: Counted, registry: StatusLookup
-) -> None:
+def test_partition_counts_are_cached_briefly(counted: Counted, status_lookup: StatusLookup) -> None:
     for _ in range(10):
-        registry.count_partitions()
-    assert list(registry.shards()) == [Shard("TB", 0), Shard("TB", 1)]
+        status_lookup.count_partitions()
+    assert list(status_lookup.shards()) == [Shard("TB", 0), Shard("TB", 1)]
     assert counted.times == 1
 
 
-def test_while_one_counts_the_others_go_by_what_was_known(
-    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
+def test_while_one_thread_counts_partitions_others_use_the_known_counts(
+    counted: Counted, status_lookup: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pass_by(monkeypatch)
-    registry.count_partitions()
+    make_outdated(monkeypatch)
+    status_lookup.count_partitions()
     counted.may_answer.clear()
     with ThreadPoolExecutor() as pool:
-        slow = pool.submit(registry.count_partitions)
+        slow = pool.submit(status_lookup.count_partitions)
         while counted.times < 2:
             time.sleep(0.001)
-        registry.count_partitions()
+        status_lookup.count_partitions()
         counted.may_answer.set()
         slow.result(10)
     assert counted.times == 2
 
 
-def test_when_kafka_does_not_answer_what_was_known_is_true(
-    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
+def test_known_partition_counts_are_used_if_kafka_does_not_answer(
+    counted: Counted, status_lookup: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pass_by(monkeypatch)
-    registry.count_partitions()
+    make_outdated(monkeypatch)
+    status_lookup.count_partitions()
     counted.answer = JournalLost("away")
-    registry.count_partitions()
-    assert list(registry.shards()) == [Shard("TB", 0), Shard("TB", 1)]
+    status_lookup.count_partitions()
+    assert list(status_lookup.shards()) == [Shard("TB", 0), Shard("TB", 1)]
 
 
 @pytest.mark.parametrize("failure", [JournalLost("away"), NotAllowed("not allowed")])
-def test_a_kafka_that_never_answered_is_waited_for_by_one(
-    counted: Counted, registry: StatusLookup, failure: JournalLost
+def test_only_the_first_caller_waits_for_a_kafka_that_does_not_answer(
+    counted: Counted, status_lookup: StatusLookup, failure: JournalLost
 ) -> None:
     counted.answer = failure
     for _ in range(10):
         with pytest.raises(type(failure), match=str(failure)):
-            registry.count_partitions()
+            status_lookup.count_partitions()
     assert counted.times == 1
 
 
-def test_a_right_that_was_taken_away_is_told(
-    counted: Counted, registry: StatusLookup, monkeypatch: pytest.MonkeyPatch
+def test_a_revoked_permission_is_reported(
+    counted: Counted, status_lookup: StatusLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pass_by(monkeypatch)
-    registry.count_partitions()
+    make_outdated(monkeypatch)
+    status_lookup.count_partitions()
     counted.answer = NotAllowed("not allowed")
     with pytest.raises(NotAllowed):
-        registry.count_partitions()
+        status_lookup.count_partitions()

@@ -1,4 +1,4 @@
-"""What follows the end of a schedule, and what must not be ended."""
+"""Follow-ups of schedules and recurring requests, and when they are superseded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN: Headers = [("scheduler-epoch", b"90"), ("blackbox-source", b"schedules/2@3"
 
 
 class Log:
-    """The request topic from offset 0 on, with what may never be committed."""
+    """The request topic from offset 0 on, including records that may never be committed."""
 
     def __init__(self, *records: tuple[bytes, bytes | None, Headers]) -> None:
         self._records = [Record(o, 1000, *record) for o, record in enumerate(records)]
@@ -57,13 +57,13 @@ def test_a_tombstone_has_the_key_the_partition_and_the_headers_of_its_schedule()
     assert tombstone.headers[-1] == ("blackbox-source", "schedules/2@3")
 
 
-def test_the_history_has_the_message_as_it_was_delivered() -> None:
+def test_the_history_topic_gets_the_delivered_message() -> None:
     [copy] = follow_ups().copies({3: ENTRY})
     assert (copy.topic, copy.partition, copy.key, copy.value) == ("history", -1, b"vid1", b"on")
     assert copy.headers[-1] == ("blackbox-source", "schedules/2@3")
 
 
-def test_what_was_no_schedule_gets_no_tombstone() -> None:
+def test_a_record_that_is_not_a_schedule_gets_no_tombstone() -> None:
     invalid = Entry("", b"{", 0, b" ", [], reason="bad-id")
     assert list(follow_ups().requests({3: invalid}, 0)) == []
 
@@ -72,24 +72,22 @@ AT_5: Places = {"schedules/2": [(3, 5)]}
 FILLER: list[tuple[bytes, bytes | None, Headers]] = [(b"x", b"", [])] * 4
 
 
-def test_a_schedule_written_between_the_position_and_the_tombstone_overtakes_the_one_before() -> (
-    None
-):
+def test_a_newer_schedule_before_the_tombstone_supersedes_the_earlier_one() -> None:
     log = Log(*FILLER, (b"video-1", b"new", []), (b"video-1", None, OWN))
     assert overtaken(log, position=4, tombstones=AT_5) == [3]
 
 
-def test_so_does_a_cancel() -> None:
+def test_a_cancel_before_the_tombstone_supersedes_the_schedule() -> None:
     log = Log(*FILLER, (b"video-1", None, []), (b"video-1", None, OWN))
     assert overtaken(log, position=4, tombstones=AT_5) == [3]
 
 
-def test_other_ids_and_tombstones_that_were_taken_back_do_not() -> None:
+def test_other_ids_and_aborted_tombstones_supersede_nothing() -> None:
     log = Log(*FILLER[:3], (b"video-2", b"", []), (b"video-1", None, OWN), (b"video-1", None, OWN))
     assert overtaken(log, position=3, tombstones=AT_5) == []
 
 
-def test_its_own_record_does_not_when_the_position_is_an_older_one() -> None:
+def test_a_schedule_above_the_position_does_not_supersede_itself() -> None:
     log = Log(*FILLER[:3], (b"video-1", b"on", []), (b"x", b"", []), (b"video-1", None, OWN))
     assert overtaken(log, position=0, tombstones=AT_5) == []
 
@@ -105,7 +103,7 @@ def recurring(log: Log) -> list[int]:
     return list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]}))
 
 
-def test_what_recurs_asks_for_its_next_time_in_its_own_partition() -> None:
+def test_a_recurring_request_is_written_again_in_its_own_partition() -> None:
     once = RECURS._replace(recurs=None)
     [again] = FollowUps(SHARD, COUNTDOWN, Log()).requests({3: RECURS, 4: once}, 100_000)
     assert (again.topic, again.partition, again.key) == ("schedules", 2, b"a")
@@ -117,7 +115,7 @@ def test_what_recurs_asks_for_its_next_time_in_its_own_partition() -> None:
     assert (asked.due_ms, asked.headers) == (150_000, [("h", b"1")])
 
 
-def test_a_series_that_cannot_go_on_ends_and_stops_nothing() -> None:
+def test_a_series_without_a_next_time_ends_without_an_error() -> None:
     broken = RECURS._replace(recurs="cron Nowhere/Else * * * * *")
     assert list(FollowUps(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)) == []
 
@@ -140,14 +138,14 @@ def test_a_series_that_cannot_go_on_ends_and_stops_nothing() -> None:
         (b"{", [], False),
     ],
 )
-def test_a_cancel_or_a_later_request_overtakes_the_next_time(
+def test_a_cancel_or_a_later_request_supersedes_the_next_time(
     value: bytes | None, headers: Headers, is_overtaken: bool
 ) -> None:
     log = Log(*FILLER, (b"a", value, headers), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
     assert recurring(log) == ([3] if is_overtaken else [])
 
 
-def test_a_cancel_by_the_first_id_overtakes_the_next_time_of_what_was_carried_on() -> None:
+def test_a_cancel_by_the_first_id_supersedes_the_next_time_of_a_carried_request() -> None:
     cancel: Headers = [("blackbox-cancel", request_id(SHARD, 1).encode())]
     log = Log(*FILLER, (b"a", None, cancel), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
     some = FollowUps(SHARD, COUNTDOWN, log)
@@ -156,7 +154,7 @@ def test_a_cancel_by_the_first_id_overtakes_the_next_time_of_what_was_carried_on
     assert list(some.overtaken(4, {3: carried}, {"schedules/2": [(3, 6)]})) == [3]
 
 
-def test_what_lies_above_the_position_is_read_once() -> None:
+def test_records_above_the_position_are_read_once() -> None:
     log = Log(*FILLER, (b"a", ASKED, []), (b"x", b"", []), (b"a", ASKED, FOLLOWS), (b"x", b"", []))
     reads: list[tuple[int, int]] = []
 
@@ -172,13 +170,13 @@ def test_what_lies_above_the_position_is_read_once() -> None:
     assert reads == [(4, 7)]
 
 
-def test_kafka_is_not_asked_when_nothing_lies_in_between() -> None:
+def test_nothing_is_read_if_no_record_lies_before_the_follow_up() -> None:
     assert overtaken(Log(), position=5, tombstones=AT_5) == []
     assert overtaken(Log(), position=5, tombstones={}) == []
 
 
 class Backlog:
-    """Cancels of schedules with an id of their own each, from offset 0 on; `reads` are the stretches that were read."""
+    """Cancels of schedules with different ids, from offset 0 on; `reads` are the ranges that were read."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -198,8 +196,8 @@ def schedule_cancel(offset: int) -> Record:
     return Record(offset, 1000, f"{offset:0200}".encode(), None, [])
 
 
-def looked_for(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
-    """Which schedules with the ids of these records are overtaken. They were written before the backlog."""
+def superseded_in(some: FollowUps, length: int, *named: int, position: int = 0) -> list[int]:
+    """Which schedules with the ids of these records are superseded. They were written before the backlog."""
     ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
     some.read_backlog(position, ended)
     found = some.overtaken(position, ended, {"schedules/2": [(-1, length)]})
@@ -211,14 +209,14 @@ def test_a_backlog_of_long_ids_takes_little_memory() -> None:
     some = FollowUps(SHARD, CONTRACT, Backlog(length), "history")
     tracemalloc.start()
     try:
-        assert looked_for(some, length, 0, length - 1, length) == [0, length - 1]
+        assert superseded_in(some, length, 0, length - 1, length) == [0, length - 1]
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held < 40 * length
 
 
-def test_what_a_long_backlog_names_is_found_also_where_not_all_of_it_is_remembered(
+def test_superseding_records_are_found_beyond_the_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follow_ups_module, "MOST_REMEMBERED", 2000)
@@ -226,12 +224,12 @@ def test_what_a_long_backlog_names_is_found_also_where_not_all_of_it_is_remember
     backlog = Backlog(length)
     some = FollowUps(SHARD, CONTRACT, backlog, "history")
 
-    assert looked_for(some, length, 700, 8000, length) == [700, 8000]
-    assert looked_for(some, length, 8000, length) == [8000]
-    assert looked_for(some, length, 700, 8001) == [700, 8001]
+    assert superseded_in(some, length, 700, 8000, length) == [700, 8000]
+    assert superseded_in(some, length, 8000, length) == [8000]
+    assert superseded_in(some, length, 700, 8001) == [700, 8001]
     assert backlog.reads == [(0, 10_000), (2000, 10_000)]
 
-    # Intake goes on: what it has read makes room for more.
-    assert looked_for(some, length, 700, 2500, position=1000) == [2500]
-    assert looked_for(some, length, 1000, 9999, position=1000) == [1000, 9999]
+    # Intake continues: the records it has read make room for more.
+    assert superseded_in(some, length, 700, 2500, position=1000) == [2500]
+    assert superseded_in(some, length, 1000, 9999, position=1000) == [1000, 9999]
     assert backlog.reads[2:] == [(2000, 10_000), (3000, 10_000)]

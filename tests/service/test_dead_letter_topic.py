@@ -1,4 +1,4 @@
-"""What is read of the dead-letter topic, and how much, on a real broker."""
+"""How much of the dead-letter topic is read, on a real broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def headers(topic: str, offset: int) -> list[tuple[str, str | bytes | None]]:
 
 @pytest.fixture
 def box(world: World) -> DeadLetterTopic:
-    """A thousand letters; the newest hundred and every tenth of the others were discarded."""
+    """A thousand dead letters; the newest hundred and every tenth of the others were discarded."""
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
     for number in range(LETTERS):
         about = headers(world.requests, number)
@@ -56,7 +56,7 @@ LARGE = 100
 SIZE = 500_000
 
 
-def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
+def test_only_the_shown_part_of_large_dead_letters_is_kept_in_memory(world: World) -> None:
     settings = {"bootstrap.servers": world.kafka.bootstrap_servers}
     producer = Producer(settings | {"enable.idempotence": True})  # else a retry changes the order
     for number in range(LARGE):
@@ -79,7 +79,7 @@ def test_of_large_letters_no_more_is_held_than_is_shown(world: World) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "aäbc", "a€bc", "a😀bc", "😀"])
-def test_what_is_cut_ends_with_a_whole_character(text: str) -> None:
+def test_a_cut_text_ends_with_a_complete_character(text: str) -> None:
     held = text.encode()
     for most in range(1, 8):
         assert first_bytes(held, most) == held[:most].decode(errors="ignore").encode()
@@ -90,13 +90,13 @@ def number_of(letter: DeadLetter) -> int | None:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 799, LETTERS, None])
-def test_the_newest_open_letters_are_found_whatever_the_limit(
+def test_the_newest_open_dead_letters_are_found_for_any_limit(
     box: DeadLetterTopic, limit: int | None
 ) -> None:
     assert box.newest(number_of, limit) == OPEN[:limit]
 
 
-def test_no_more_is_read_than_it_takes(
+def test_dead_letters_are_read_backwards_only_as_far_as_needed(
     box: DeadLetterTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -113,7 +113,7 @@ def test_no_more_is_read_than_it_takes(
     assert max(without_the_second) <= LONGEST_STRETCH
 
 
-def test_letters_of_another_deployment_are_not_shown_and_not_put_away(world: World) -> None:
+def test_dead_letters_of_another_deployment_are_neither_shown_nor_closed(world: World) -> None:
     other = f"{world.name}.other"
     producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
     for topic in (world.requests, other):

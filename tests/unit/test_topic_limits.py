@@ -13,7 +13,7 @@ def message(size: int | None = 10, key: bytes | None = None) -> Outgoing:
     return Outgoing(7, "orders", key, None if size is None else b"x" * size, HEADERS)
 
 
-def test_a_compacted_topic_takes_no_message_without_a_key() -> None:
+def test_a_compacted_topic_refuses_a_message_without_a_key() -> None:
     limits = Limits(needs_key=True, most_bytes=None)
     assert limits.refusal(message(key=b"")) is None
     refusal = limits.refusal(message())
@@ -23,7 +23,9 @@ def test_a_compacted_topic_takes_no_message_without_a_key() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 0, 10, 1000, 100_000])
-def test_what_just_fits_is_taken_and_a_byte_more_is_not(size: int | None) -> None:
+def test_a_message_of_the_maximum_size_is_accepted_and_one_byte_more_is_not(
+    size: int | None,
+) -> None:
     most = batch_bytes(message(size))
     assert Limits(needs_key=False, most_bytes=most).refusal(message(size)) is None
     refusal = Limits(needs_key=False, most_bytes=most - 1).refusal(message(size))

@@ -20,7 +20,7 @@ def writer() -> ShardWriter:
 
 
 def fail(writer: ShardWriter, offset: int, code: int) -> None:
-    """What the client does with a record that the broker refused."""
+    """Report to the writer that the broker refused a record, as the client does."""
     writer._report(offset, {}, KafkaError(code), None)  # type: ignore[arg-type]
 
 
@@ -30,12 +30,12 @@ def test_a_record_that_is_too_large_is_a_suspect(writer: ShardWriter) -> None:
     assert writer.flush()[7][0] == Reason.TOO_LARGE
 
 
-def test_at_least_once_nothing_is_taken_back_and_that_is_no_doubt(writer: ShardWriter) -> None:
+def test_at_least_once_an_abort_does_nothing(writer: ShardWriter) -> None:
     writer.begin()
     writer.abort()
 
 
-def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too(
+def test_at_least_once_a_producer_failure_requires_recovery_despite_a_suspect(
     writer: ShardWriter,
 ) -> None:
     fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
@@ -52,7 +52,7 @@ def test_at_least_once_a_failure_of_the_producer_is_a_doubt_beside_a_suspect_too
         KafkaError.UNSUPPORTED_COMPRESSION_TYPE, 4711,
     ],
 )  # fmt: skip
-def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(
+def test_an_unknown_broker_error_is_attributed_to_the_record(
     writer: ShardWriter, code: int
 ) -> None:
     fail(writer, 8, code)
@@ -62,7 +62,7 @@ def test_an_answer_of_no_known_meaning_is_blamed_on_the_record(
 
 @pytest.fixture
 def transactional(monkeypatch: pytest.MonkeyPatch) -> ShardWriter:
-    """One of whose records a broker has refused, so that the client sends nothing more of the transaction."""
+    """A writer with a refused record, so that the client sends nothing more of the transaction."""
     writer = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True)
     monkeypatch.setattr(writer._transactions, "flush", lambda within_s=None: 5)
     monkeypatch.setattr(writer._transactions, "abort", lambda: None)
@@ -74,7 +74,7 @@ def transactional(monkeypatch: pytest.MonkeyPatch) -> ShardWriter:
     return writer
 
 
-def test_what_is_sent_after_a_refusal_is_no_doubt_and_the_rest_is_not_waited_for(
+def test_a_flush_after_a_refusal_names_only_the_refused_record(
     transactional: ShardWriter,
 ) -> None:
     fail(transactional, 7, KafkaError.MSG_SIZE_TOO_LARGE)
@@ -85,7 +85,7 @@ def test_what_is_sent_after_a_refusal_is_no_doubt_and_the_rest_is_not_waited_for
     assert refused.value.suspects.keys() == {7}
 
 
-def test_what_cannot_be_sent_and_nobody_knows_why_is_a_doubt(
+def test_a_record_that_stays_unsent_without_a_reason_requires_recovery(
     transactional: ShardWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional._transactions, "flush", lambda within_s=None: 0)
@@ -95,7 +95,7 @@ def test_what_cannot_be_sent_and_nobody_knows_why_is_a_doubt(
         transactional.flush()
 
 
-def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(
+def test_a_record_acknowledged_without_an_offset_requires_recovery(
     writer: ShardWriter,
 ) -> None:
     writer._report(7, {}, None, Message(topic="orders", partition=0))
@@ -108,7 +108,7 @@ def test_a_record_that_was_acknowledged_without_an_offset_may_not_be_there(
     ("is_told", "why"),
     [(True, "acknowledged without an offset"), (False, "was not acknowledged within")],
 )
-def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
+def test_a_receipt_without_an_offset_requires_recovery_with_a_reason(
     writer: ShardWriter, monkeypatch: pytest.MonkeyPatch, is_told: bool, why: str
 ) -> None:
     monkeypatch.setattr("blackbox.journal.transactions.SETTLE_S", 0.01)
@@ -118,7 +118,7 @@ def test_a_receipt_that_is_nowhere_is_a_doubt_that_says_why(
         writer.commit(Receipt(at_ms=0))
 
 
-def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
+def test_no_transaction_commits_without_the_offset_of_its_receipt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     writer, steps = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
@@ -141,7 +141,7 @@ def test_nothing_is_committed_when_nobody_knows_where_its_receipt_is(
     ("stamped_ms", "due_ms", "is_early"),
     [(1000, 1000, False), (1000, 1010, False), (1000, 1011, True), (1000, 0, False), (None, 9000, False)],
 )  # fmt: skip
-def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follows_it(
+def test_a_transaction_too_early_for_the_kafka_clock_is_aborted(
     monkeypatch: pytest.MonkeyPatch, stamped_ms: int | None, due_ms: int, is_early: bool
 ) -> None:
     writer, steps = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True), list[str]()
@@ -166,7 +166,7 @@ def test_what_was_not_due_by_kafkas_clock_is_aborted_and_the_next_receipt_follow
     assert steps == ["abort" if is_early else "commit", "commit"]
 
 
-def test_the_next_owner_has_the_same_transactional_id_wherever_it_runs(
+def test_all_owners_of_a_shard_have_the_same_transactional_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str | None] = []

@@ -1,4 +1,4 @@
-"""What breaks, who notices it, and what everybody else sees of it: the table in docs/guarantees.md.
+"""Failures, how they are reported, and their effect on others: the table in docs/guarantees.md.
 
 With BLACKBOX_TEST_AT_LENGTH=1 every row on both engines; `-rP` shows the rows as the page has them.
 """
@@ -38,29 +38,29 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
 REDIS_MB = 100
 FAR_BYTES = 12_500
-"""Of Redis, for each of the requests that fill it."""
+"""Bytes of Redis for each of the requests that fill it."""
 
 FULL = 0.8
-"""Of Redis, with requests that are due in a day."""
+"""The share of Redis that is filled with requests due in a day."""
 
 OTHERS, OTHERS_S = (3000, 6) if AT_LENGTH else (1000, 3)
 MUCH = 20_000 if AT_LENGTH else 3000
 TROUBLED = 0
-"""The partition where the trouble is made; the others' requests are in the next ones."""
+"""The partition with the failure; requests of others are in the next ones."""
 
 FROM_S = 2.0
-"""Shorter countdowns are late by what intake takes."""
+"""Shorter countdowns are late by the duration of intake."""
 
 MOST_MS, MOST = 250, 1.5
-"""Of the others' lateness at the 99th percentile: so many ms, or times what it is without trouble."""
+"""Limits of the others' lateness (p99): in ms, or as a multiple of the lateness without a failure."""
 
 TRIES = 3
-"""A machine that does something else for a second is no trouble of ours."""
+"""Retries, because a busy machine is not a failure of the product."""
 
 
 @dataclass
 class Scene:
-    """A service, a second request topic beside that of the others, and what is open until the end."""
+    """A service, a second request topic beside that of the others, and transactions open until the end."""
 
     world: World
     brokers: TwoBrokers
@@ -79,7 +79,7 @@ class Scene:
 
     def target(self, name: str, config: dict[str, str] | None = None, *, broker: int = 1) -> str:
         topic = f"{self.world.name}.{name}"
-        with suppress(KafkaException):  # from a try before
+        with suppress(KafkaException):  # from an earlier try
             self.world.create(
                 NewTopic(topic, 1, replica_assignment=[[broker]], config=config or {})
             )
@@ -92,7 +92,7 @@ class Scene:
         )  # fmt: skip
         [done] = self.admin.create_acls([binding]).values()
         done.result(10)
-        if binding not in self.forbidden:  # a second try makes the trouble again
+        if binding not in self.forbidden:  # a second try causes the failure again
             self.forbidden.append(binding)
 
     def allow_everything(self) -> None:
@@ -115,12 +115,12 @@ class Scene:
             self.world.send_raw(json.dumps(request | more), headers, partition=TROUBLED)
 
     def delete(self, topic: str) -> None:
-        with suppress(KafkaException):  # by a try before
+        with suppress(KafkaException):  # by an earlier try
             [deleted] = self.admin.delete_topics([topic]).values()
             deleted.result()
 
     def opened(self) -> float:
-        """How often the shards of the others were opened."""
+        """How often the others' shards were opened."""
         name = f'blackbox_recoveries_total{{shard="{self.world.requests}-'
         others = range(TROUBLED + 1, self.world.partitions)
         return sum(self.service.metric(f'{name}{partition}"') for partition in others)
@@ -128,7 +128,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trouble:
-    """`names` are the metric, above zero, and words of the log that tell of it; one of them if `is_either`."""
+    """`names` are a metric above zero and words of the log that report it; only one of them if `is_either`."""
 
     what: str
     make: Callable[[Scene], None]
@@ -212,7 +212,7 @@ def is_pending(service: ServiceProcess, count: int) -> bool:
 
 
 def redis_nearly_full(scene: Scene) -> None:
-    """By what waits long, and then by what comes beside it: intake pauses at 85 %, and goes on below it."""
+    """Filled by requests due later, and then by new ones: intake pauses at 85 %, and continues below."""
     client = redis.Redis.from_url(scene.world.redis.url)
     far = {"topic": scene.target("far"), "message": "f" * 10_000, "countdown": 86_400}
     full_bytes = int(FULL * REDIS_MB * 2**20)
@@ -222,7 +222,7 @@ def redis_nearly_full(scene: Scene) -> None:
             scene.world.send_raw(json.dumps(far), partition=number % scene.world.partitions)
         scene.world.flush()
         scene.far += count
-        until("they are taken in", partial(is_pending, scene.service, scene.far))
+        until("they are stored", partial(is_pending, scene.service, scene.far))
     scene.ask(MUCH // 10, scene.target("busy"), within_s=OTHERS_S)
 
 
@@ -305,7 +305,7 @@ ROWS = [
 
 
 def p99_ms(scene: Scene, make: Callable[[Scene], None]) -> int:
-    """Of the others' lateness, while this trouble is made. What they asked is delivered once, and not early."""
+    """p99 of the others' lateness during this failure. Their requests are delivered once, and not early."""
     world, before = scene.world, len(scene.world.asked)
     make(scene)
     for partition in range(TROUBLED + 1, world.partitions):
@@ -365,8 +365,8 @@ def scene(
 @both_engines_at_length
 @pytest.mark.alone
 @pytest.mark.parametrize("trouble", ROWS, ids=lambda trouble: trouble.what.replace(" ", "-"))
-def test_of_what_breaks_everybody_else_sees_next_to_nothing(scene: Scene, trouble: Trouble) -> None:
-    p99_ms(scene, lambda _: None)  # warm
+def test_a_failure_hardly_delays_other_targets_and_topics(scene: Scene, trouble: Trouble) -> None:
+    p99_ms(scene, lambda _: None)  # warm-up
     calm = p99_ms(scene, lambda _: None)
     most, opened = max(MOST_MS, int(MOST * calm)), scene.opened()
     seen: list[int] = []
@@ -379,7 +379,7 @@ def test_of_what_breaks_everybody_else_sees_next_to_nothing(scene: Scene, troubl
     ]
     enough = any if trouble.is_either else all
     until(f"{metric} and the log tell of it", lambda: enough(told() for told in ways))
-    if scene.world.engine == "process":  # Spark's windows open shards as they pass
+    if scene.world.engine == "process":  # each new window of Spark opens its shards
         assert scene.opened() == opened >= scene.world.partitions - 1
     for producer in scene.open:
         producer.abort_transaction(10)
