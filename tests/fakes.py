@@ -14,7 +14,7 @@ import redis
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.formats import Format
-from blackbox.formats.terms import RefusedError
+from blackbox.formats.format import RefusedError
 from blackbox.records.errors import JournalLost, Refused
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Checked, Claim, Places, Receipt, decode, encode

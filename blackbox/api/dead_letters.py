@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from blackbox.admin.admin import Admin
 from blackbox.api.access import Access
 from blackbox.api.answers import Letters, LetterState, Places, PutAwayState
-from blackbox.api.described import FAILURES, body_schema
+from blackbox.api.openapi import FAILURES, body_schema
 from blackbox.api.requests import body_of
 from blackbox.api.turns import Turns
 from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES

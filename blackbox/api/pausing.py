@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from blackbox.admin.admin import Admin
 from blackbox.api.answers import PausedTarget, PausedTargets
-from blackbox.api.described import FAILURES
+from blackbox.api.openapi import FAILURES
 from blackbox.api.turns import Turns
 from blackbox.records.request import is_topic_name
 

@@ -27,7 +27,7 @@ from blackbox.api.answers import (
     RequestState,
     RescheduledState,
 )
-from blackbox.api.described import (
+from blackbox.api.openapi import (
     FAILURES,
     MANY_REQUESTS,
     NEW_DUE_TIME,
@@ -45,7 +45,7 @@ from blackbox.api.described import (
     To,
 )
 from blackbox.api.turns import Turns
-from blackbox.formats.terms import caller_name
+from blackbox.formats.format import caller_name
 
 MOST_AT_ONCE = 10_000
 MOST_DUE_BYTES = 64 << 10

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from blackbox.admin.admin import Admin
 from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
 from blackbox.api.answers import Failure
-from blackbox.api.described import FAILURES
 from blackbox.api.health import Health
+from blackbox.api.openapi import FAILURES
 from blackbox.api.turns import SCHEDULES_WITHIN_S, Turns
 from blackbox.config.settings import Settings
 from blackbox.records.entry import Entry

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from blackbox.admin.admin import Admin
 from blackbox.api.cache import Cache
-from blackbox.api.described import FAILURES
+from blackbox.api.openapi import FAILURES
 from blackbox.api.turns import Turns
 
 PROFILE_STEPS = 60

@@ -21,7 +21,7 @@ from blackbox.core.plan import (
 )
 from blackbox.core.ports import Rulings
 from blackbox.formats import Format
-from blackbox.formats.terms import start_ms
+from blackbox.formats.format import start_ms
 from blackbox.records.request import Cancel
 
 

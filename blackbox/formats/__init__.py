@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-from blackbox.formats.terms import Format, Options
+from blackbox.formats.format import Format, Options
 
 __all__ = ["FORMATS", "Format", "FormatDescription", "Options", "make_format"]
 

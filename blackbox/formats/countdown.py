@@ -11,8 +11,7 @@ from typing import Any
 
 import orjson
 
-from blackbox.formats.json_object import read_object
-from blackbox.formats.terms import (
+from blackbox.formats.format import (
     CALLER_HEADER,
     SHOWN_CHARS,
     Format,
@@ -25,6 +24,7 @@ from blackbox.formats.terms import (
     start_ms,
     whole_ms,
 )
+from blackbox.formats.json_object import read_object
 from blackbox.records.recurrence import cron, every, next_ms, without_follows
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 

@@ -6,8 +6,8 @@ import re
 
 from google.protobuf.message import DecodeError
 
+from blackbox.formats.format import Format, RefusedError, caller_of, shown, start_ms
 from blackbox.formats.proto.future_pb2 import Future as Callback
-from blackbox.formats.terms import Format, RefusedError, caller_of, shown, start_ms
 from blackbox.records.request import Reason, Record, Request
 
 _SECOND = re.compile(rb"-?[0-9]{1,18}")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from blackbox.formats.terms import RefusedError, shown
+from blackbox.formats.format import RefusedError, shown
 from blackbox.records.request import Reason
 
 # Above this size an error names no field and no key: Python's parser takes 0.2 s for 1 MB, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from blackbox.formats.terms import Format, Options, RefusedError, caller_of, shown, start_ms
+from blackbox.formats.format import Format, Options, RefusedError, caller_of, shown, start_ms
 from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
+from blackbox.formats.format import Format, Options, RefusedError, caller_id_of, caller_of, start_ms
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
-from blackbox.formats.terms import Format, Options, RefusedError, caller_id_of, caller_of, start_ms
 from blackbox.records.request import Cancel, Reason, Record, Request
 
 CREATE, CANCEL = 1, 2

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from blackbox.index.address import BadAddress, read
 from blackbox.index.cluster import Cluster
-from blackbox.index.packed import KeyedCommand
+from blackbox.index.packed_commands import KeyedCommand
 from blackbox.index.sentinel import Primary
 from blackbox.records.errors import IndexFull, IndexLost
 

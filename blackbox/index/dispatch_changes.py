@@ -10,10 +10,10 @@ import orjson
 
 from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import DueEntries, Positions, Postponed
-from blackbox.index.commands import zrem_chunks
+from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.index.postponing import PostponingChanges
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
@@ -181,7 +181,7 @@ class DispatchChanges(PostponingChanges):
                 commands += self._skip_commands(unread)
                 commands += zrem_chunks(self._keys.moved, origins)
                 commands += self._recorded_commands(recorded, mark)
-                commands += self._mark(self._keys.early, early)
+                commands += self._add_members(self._keys.early, early)
                 commands += self._defer_commands(pending, now_ms)
                 for caller, offsets in counted.items():
                     commands += zrem_chunks(self._keys.of(caller), offsets)
@@ -203,7 +203,7 @@ class DispatchChanges(PostponingChanges):
         yield from self._remove([offset for offset in removals if offset < found.requests])
         # A later request may have taken the caller id since.
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
-        yield from self._hold(dict.fromkeys(freed))
+        yield from self._set_caller_ids(dict.fromkeys(freed))
         yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(_without(self.doubtful, removals))

@@ -9,7 +9,7 @@ from typing import Any
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Positions, Postponed
-from blackbox.index.commands import Commands, chunks
+from blackbox.index.command_builder import CommandBuilder, chunks
 from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.stored_fields import positions_of
 from blackbox.index.when_full import in_one_script
@@ -23,7 +23,7 @@ _MULTI = pack("MULTI")
 _EXEC = pack("EXEC")
 
 
-class GuardedIndex(Commands):
+class GuardedIndex(CommandBuilder):
     """One connection to a shard's index, the positions last seen in it, and WATCH, MULTI and EXEC."""
 
     def __init__(
@@ -83,7 +83,7 @@ class GuardedIndex(Commands):
 
     def _mark_while_opening(self, key: bytes, offsets: Sequence[int]) -> None:
         self._watch_positions(self._keys.state)
-        self._exec_while_opening(self._mark(key, offsets), even_if_full=True)
+        self._exec_while_opening(self._add_members(key, offsets), even_if_full=True)
 
     def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):

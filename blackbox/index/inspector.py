@@ -12,7 +12,7 @@ from blackbox.core.parking import BAND_MS, band_at, parked_at, time_at
 from blackbox.core.plan import Positions
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry, claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry

@@ -9,7 +9,7 @@ import orjson
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Gap, Plan, Tail, Touched, View
-from blackbox.index.commands import chunks, zadd_chunks, zrem_chunks
+from blackbox.index.command_builder import chunks, zadd_chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
@@ -57,7 +57,7 @@ class IntakeChanges(Lookups):
                     return Plan()
                 is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
-                commands = self._intake_commands(plan, view, end, largest, now_ms)
+                commands = self._commands_that_store(plan, view, end, largest, now_ms)
                 if not is_in_flight and self._exec(commands, while_busy if attempt == 0 else None):
                     # before the position: dispatch looks at both
                     self.removed += len(plan.removals)
@@ -123,10 +123,10 @@ class IntakeChanges(Lookups):
         )  # fmt: skip
         return view, largest
 
-    def _intake_commands(
+    def _commands_that_store(
         self, plan: Plan, view: View, end: int, largest: int, now_ms: int
     ) -> Iterator[bytes]:
-        encode, put = entries.encode, self._set
+        encode, put = entries.encode, self._set_payload
         for offset, entry in plan.puts.items():
             stored = encode(entry)
             if len(stored) > largest:
@@ -137,20 +137,20 @@ class IntakeChanges(Lookups):
         yield from self._remove(plan.removals)
         # Written only where it differs from what the index has.
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}
-        yield from self._hold(moved)
+        yield from self._set_caller_ids(moved)
         yield from self._move_cold(plan, view)
         for caller, scored in plan.counted.items():
             yield from zadd_chunks(self._keys.of(caller), scored)
             yield from zrem_chunks(self._keys.of(caller), plan.removals)
             if scored:
                 yield pack("ZADD", self._keys.callers, 0, caller)
-        yield from self._mark(self._keys.ignored, sorted(plan.ignored))
-        yield from self._mark(self._keys.unwanted, sorted(plan.ended_in_doubt))
+        yield from self._add_members(self._keys.ignored, sorted(plan.ignored))
+        yield from self._add_members(self._keys.unwanted, sorted(plan.ended_in_doubt))
         yield from zrem_chunks(self._keys.early, sorted(view.early))
         ended = [(by, original) for original, by in plan.cancelled_cold.items()]
-        yield from self._remember(self._keys.ended, b"ended", ended)
+        yield from self._add_to_lasting_set(self._keys.ended, b"ended", ended)
         hot = [(now, original) for original, now in plan.moved.items() if now in plan.puts]
-        yield from self._remember(self._keys.moved, b"moved", hot)
+        yield from self._add_to_lasting_set(self._keys.moved, b"moved", hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
         yield self._write_requests(end, b"largest", largest, *names, *tail)

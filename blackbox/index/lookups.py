@@ -8,7 +8,7 @@ from blackbox.core.plan import Named
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import GuardedIndex
 from blackbox.index.keys import SENTINEL
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records.request import member, offset_in
 

@@ -9,11 +9,11 @@ import orjson
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, IndexMetadata, Plan, Positions, Tail, View
-from blackbox.index.commands import CHUNK, chunks, zrem_chunks
+from blackbox.index.command_builder import CHUNK, chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import FORMAT, claims_of, positions_of
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark

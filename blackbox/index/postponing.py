@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
 from blackbox.core.plan import Postponed
-from blackbox.index.commands import CHUNK, zadd_chunks
+from blackbox.index.command_builder import CHUNK, zadd_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records import entry as entries
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason
@@ -33,7 +33,7 @@ class PostponingChanges(Lookups):
 
     def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
         commands = [
-            self._set(
+            self._set_payload(
                 offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
             )
             for offset, (at_ms, entry) in changes.items()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
 from blackbox.index.keys import RESERVED, Keys, counts
-from blackbox.index.packed import by_score
+from blackbox.index.packed_commands import by_score
 from blackbox.records.request import Second, Shard
 
 # Of counts per second: shards may read records of one second minutes apart.

@@ -12,7 +12,7 @@ from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
 from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.keys import SENTINEL, Keys
-from blackbox.index.packed import zmscore
+from blackbox.index.packed_commands import zmscore
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 

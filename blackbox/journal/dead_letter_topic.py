@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from blackbox.formats.terms import caller_of
+from blackbox.formats.format import caller_of
 from blackbox.journal.kafka_access import KafkaAccess, journal_error
 from blackbox.journal.partition_reader import FETCHED_AHEAD
 from blackbox.journal.shard_journal import ShardJournal

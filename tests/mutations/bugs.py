@@ -176,7 +176,7 @@ BUGS = (
         "payloads expire a second after they are due, also while nobody runs",
         (
             Change(
-                "index/commands.py",
+                "index/command_builder.py",
                 'b"%d" % (left_s + self._grace_s)',
                 'b"%d" % (left_s + 1)',
             ),
@@ -299,7 +299,7 @@ BUGS = (
         (
             Change(
                 "index/intake_changes.py",
-                "        yield from self._mark(self._keys.ignored, sorted(plan.ignored))\n",
+                "        yield from self._add_members(self._keys.ignored, sorted(plan.ignored))\n",
                 "",
             ),
         ),
@@ -338,7 +338,7 @@ BUGS = (
     Bug(
         "skip-left",
         "an index that is emptied keeps the removals that were read ahead",
-        (Change("index/commands.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
+        (Change("index/command_builder.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
         ("Redis put back to before a trim",),
     ),
     Bug(
@@ -393,7 +393,11 @@ BUGS = (
     Bug(
         "sentinel-not-checked",
         "nobody notices that the due times were lost alone",
-        (Change("index/commands.py", "        if last != [SENTINEL]:", "        if False:"),),
+        (
+            Change(
+                "index/command_builder.py", "        if last != [SENTINEL]:", "        if False:"
+            ),
+        ),
         ("due times deleted alone",),
     ),
     Bug(
@@ -401,7 +405,7 @@ BUGS = (
         "nobody notices that the marks of the cold tier were lost alone",
         (
             Change(
-                "index/commands.py",
+                "index/command_builder.py",
                 "if is_expected and not exists:",
                 "if key != keys.cold and is_expected and not exists:",
             ),
@@ -522,7 +526,7 @@ BUGS = (
         "nobody notices that `skip`, `moved` or `ended` was lost alone",
         (
             Change(
-                "index/commands.py",
+                "index/command_builder.py",
                 "if is_expected and not exists:",
                 "if key in (keys.ids, keys.cold) and is_expected and not exists:",
             ),
@@ -1167,7 +1171,7 @@ BUGS = (
         "after a month without its topic a dead letter is read again from Kafka, and let in",
         (
             Change(
-                "index/commands.py",
+                "index/command_builder.py",
                 "            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S\n",
                 "            left_s = PARKED_FOR_S\n",
             ),

@@ -19,7 +19,7 @@ from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark.checkpoint import Checkpoint
 from blackbox.engine.spark.intake_task import IntakeTask, Stored
 from blackbox.engine.spark.kafka_source import FORMAT, RANGES, for_spark, kafka_source, reachable
-from blackbox.engine.spark.left_out import LeftOut
+from blackbox.engine.spark.silent_shards import SilentShards
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
@@ -53,7 +53,7 @@ class IntakeStream:
 
     A shard that has no index yet, or whose index is being rebuilt, is read once dispatch has opened it.
     A shard that cannot be read from Kafka is left behind, and the others go on. A shard for which Kafka
-    does not answer is left out of the query (`LeftOut`). While `has_room` is not set no batch is started.
+    does not answer is left out of the query (`SilentShards`). While `has_room` is not set no batch is started.
     """
 
     session: SparkSession
@@ -74,7 +74,7 @@ class IntakeStream:
         self._in_query: frozenset[Shard] = frozenset()
         self._why_behind: dict[Shard, str] = {}
         self._why_silent: dict[Shard, str] = {}
-        self._left_out = LeftOut(self.access)
+        self._silent = SilentShards(self.access)
         self._ends = Ends(self.access)
         self._stopping = Event()
         self._changed = Event()
@@ -96,7 +96,7 @@ class IntakeStream:
 
     def why_not_read(self) -> dict[Shard, str]:
         """The reason for each shard that is to be read and cannot be."""
-        return self._why_silent | self._why_behind | self._left_out.why()
+        return self._why_silent | self._why_behind | self._silent.why()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -130,7 +130,7 @@ class IntakeStream:
             self._changed.clear()
             self._changed.wait(SETTLE_S)
         wanted = self._wanted
-        self._left_out.retain_only(wanted)
+        self._silent.retain_only(wanted)
         starts = self._starts(wanted)
         self._why_behind = {}
         self._show_unread(wanted)
@@ -141,7 +141,7 @@ class IntakeStream:
         until_s = time.monotonic() + MISSING_S
         with self._query(starts) as query:
             while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
-                if self._left_out.why().keys() & starts.keys():
+                if self._silent.why().keys() & starts.keys():
                     break
                 # A query has fixed shards and start offsets: any change needs a new query.
                 if time.monotonic() > until_s:
@@ -210,8 +210,8 @@ class IntakeStream:
 
     def _readable(self, starts: dict[Shard, int]) -> dict[Shard, int]:
         """The shards that are not left out because Kafka does not answer."""
-        self._left_out.check(starts)
-        return {shard: starts[shard] for shard in starts.keys() - self._left_out.why().keys()}
+        self._silent.check(starts)
+        return {shard: starts[shard] for shard in starts.keys() - self._silent.why().keys()}
 
     def _start_of(self, shard: Shard) -> int | RecoveryRequired | None:
         """The position of a shard; None while its requests cannot be stored."""
@@ -286,7 +286,7 @@ class IntakeStream:
                 if behind.pop(shard, None) is not None:
                     logger.info("%s is read again", shard)
             elif stored.is_silent:
-                self._left_out.leave(shard, problem)
+                self._silent.leave(shard, problem)
             elif stored.is_behind:
                 if shard not in behind:
                     logger.warning(

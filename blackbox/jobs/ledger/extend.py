@@ -14,9 +14,9 @@ from pyspark.sql.functions import count, lit
 from blackbox.config.settings import Settings
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
-from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.ledger import spark_errors_explained
 from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
+from blackbox.jobs.ledger.mismatches import mismatches
 from blackbox.jobs.ledger.table_files import POSITION, Measured, day_of, measure, rows
 from blackbox.jobs.ledger.upkeep import (
     UpkeepLimits,

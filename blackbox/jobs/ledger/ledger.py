@@ -15,8 +15,8 @@ from pyspark.sql.functions import col, lit
 
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, FoundFile
-from blackbox.jobs.ledger.fit import mismatches
 from blackbox.jobs.ledger.manifest import LedgerFile, Manifest
+from blackbox.jobs.ledger.mismatches import mismatches
 from blackbox.jobs.ledger.table_files import Measured, measure, rows
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard

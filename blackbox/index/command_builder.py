@@ -14,7 +14,7 @@ from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import Binding, Plan, View
 from blackbox.index.connection import pack
 from blackbox.index.keys import IDS_SENTINEL, SENTINEL, Keys
-from blackbox.index.packed import set_ex_template, zadd
+from blackbox.index.packed_commands import set_ex_template, zadd
 from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
@@ -27,7 +27,7 @@ LETTER_FOR_S = 10 * 365 * 86_400
 CHUNK = 1000
 
 
-class Commands:
+class CommandBuilder:
     """Makes commands for the keys of one shard."""
 
     def __init__(self, shard: Shard, grace_s: int) -> None:
@@ -62,7 +62,7 @@ class Commands:
         bound = {} if binding is None else binding._asdict()
         return (b"token", self._token, *chain.from_iterable(bound.items()))
 
-    def _set(
+    def _set_payload(
         self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, is_letter: bool = False
     ) -> bytes:
         if due_ms >= BAND_MS:
@@ -79,17 +79,17 @@ class Commands:
             yield pack("ZREM", self._keys.due, *names)
             yield pack("UNLINK", *(self._keys.message(name) for name in names))
 
-    def _hold(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
+    def _set_caller_ids(self, holders: Mapping[str, int | None]) -> Iterator[bytes]:
         for chunk in chunks([(c, offset) for c, offset in holders.items() if offset is not None]):
             flat = [part for c, offset in chunk for part in (c.encode(), member(offset))]
             yield pack("HSET", self._keys.ids, *flat, IDS_SENTINEL, b"")
         for freed in chunks([c for c, offset in holders.items() if offset is None]):
             yield pack("HDEL", self._keys.ids, *freed)
 
-    def _mark(self, key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
+    def _add_members(self, key: bytes, offsets: Sequence[int]) -> Iterator[bytes]:
         return zadd_chunks(key, [(offset, offset) for offset in offsets])
 
-    def _remember(
+    def _add_to_lasting_set(
         self, key: bytes, name: bytes, scored: Sequence[tuple[int, int]]
     ) -> Iterator[bytes]:
         # The sentinel keeps the key in existence: if the key is missing, Redis lost it.

@@ -28,7 +28,7 @@ class _Omission(NamedTuple):
     is_out: bool = True
 
 
-class LeftOut:
+class SilentShards:
     """The shards that are not read until a separate check finds that Kafka returns their records again.
 
     Safe for use from two threads at once.
