@@ -219,6 +219,12 @@ class Metrics:
         for reason, count in (("removed", done.lost), ("refused", done.refused)):
             self._gauges["cold_unpromotable"].labels(str(shard), reason).set(count)
 
+    def gained(self, shard: Shard) -> None:
+        # From the start: an alert sees no increase of a counter that begins with its first event.
+        self.show(shard, shard_open=False)
+        for name in ("void", "gone"):
+            self._counters[name].labels(str(shard))
+
     def given_up(self, shard: Shard) -> None:
         """Stop showing gauges of a shard that another process owns now."""
         for name, (_, *labels) in GAUGES.items():

@@ -95,6 +95,7 @@ class ShardPool:
         )
         with self._lock:
             self._owners[shard] = owner
+            self.metrics.gained(shard)
         owner.start()
 
     def lose(self, shards: Sequence[Shard]) -> None:

@@ -98,6 +98,15 @@ def test_recoveries_are_counted_with_what_they_found(metrics: Metrics) -> None:
     assert found == [2, 2, 7]
 
 
+def test_a_shard_shows_that_it_is_not_open_and_that_nothing_was_lost_from_the_start(
+    metrics: Metrics,
+) -> None:
+    metrics.gained(SHARD)
+    assert value(metrics, "blackbox_shard_open", shard="TB-3") == 0
+    assert value(metrics, "blackbox_gone_total", shard="TB-3") == 0
+    assert value(metrics, "blackbox_void_total", shard="TB-3") == 0
+
+
 def test_each_position_has_its_own_label(metrics: Metrics) -> None:
     metrics.positions(SHARD, Positions(requests=40, receipts=9))
     assert value(metrics, "blackbox_journal_position", shard="TB-3", journal="requests") == 40
