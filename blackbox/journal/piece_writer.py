@@ -105,12 +105,9 @@ class PieceProgressReader:
         isolation = "read_committed" if settled else "read_uncommitted"
         consumer = self._access.in_group(name).consumer(**{"isolation.level": isolation})
         try:
-            [at] = consumer.committed([self._at], timeout=REQUEST_TIMEOUT_S)
+            return _committed(consumer, self._at, REQUEST_TIMEOUT_S)
         finally:
             consumer.close()
-        if at.error is not None:
-            raise KafkaException(at.error)
-        return at
 
 
 _PASSING = (
@@ -128,6 +125,20 @@ _PASSING = (
 def _right(error: KafkaError, name: str, topic: str) -> str:
     is_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     return f"Write on topic {topic}" if is_topic else f"Read on group {name}"
+
+
+def _committed(consumer: Consumer, at: TopicPartition, within_s: float) -> TopicPartition:
+    try:
+        [found] = consumer.committed([at], timeout=within_s)
+    except KafkaException:
+        # Without the permission to find the coordinator, librdkafka times out. Only `poll` says why.
+        why = consumer.poll(0)
+        if why is not None and (error := why.error()) is not None:
+            raise KafkaException(error) from None
+        raise
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return found
 
 
 def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
@@ -165,9 +176,7 @@ class PieceWriter:
         # Fence before the read: an offset in an earlier writer's open transaction cannot be read.
         self._transactions.open()
         try:
-            [at] = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=SETTLE_S)
-            if at.error is not None:
-                raise KafkaException(at.error)
+            at = _committed(self._consumer, TopicPartition(self._topic, 0), SETTLE_S)
         except KafkaException as error:
             needs = _right(error.args[0], self._name, self._topic)
             raise journal_error(error, f"{self._name}: cannot read its progress", needs) from None

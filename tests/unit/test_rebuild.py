@@ -327,7 +327,7 @@ def test_a_kept_index_without_its_receipts_dead_letters_earlier_requests(
 def test_many_requests_of_unknown_outcome_are_processed_in_chunks(
     index: ShardIndex, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("commands", "postponing"):
+    for module in ("command_builder", "postponing"):
         monkeypatch.setattr(f"blackbox.index.{module}.CHUNK", 3)
     store(index, 0, 20, {offset: entry(100 * (offset % 4)) for offset in range(20)})
 
