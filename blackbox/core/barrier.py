@@ -31,8 +31,8 @@ def commit_barrier(
 ) -> tuple[int, int]:
     """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
-    The owner has opened its writer. Its index knows the receipts before `since`. Receipts below
-    `groups_checked_below` were compared with the own group before. Raises RecoveryRequired when other
+    The owner has opened its writer. Its index knows the receipts before `since`. The group of
+    receipts below `groups_checked_below` has been checked already. Raises RecoveryRequired when other
     owners keep writing receipts, OtherGroup when another group opened the shard at the same moment.
     """
     missing_count = 0
