@@ -1,4 +1,4 @@
-"""Contestant: the loop people write: one redis-py call and one flushed produce per message."""
+"""Contestant: the loop people write: two redis-py calls per message during intake; three and a flush during the drain."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def status(json: AsJson = False) -> None:
 def _statuses(settings: Settings) -> Iterator[ShardStatus]:
     access = kafka(settings, logs.NO_CLIENT_LOG)
     url = settings.redis_url.get_secret_value()
-    # As dispatch does, or a request would be shown as late that is not due by the earlier clock.
+    # As dispatch does, or a request would be shown as overdue that is not due by the earlier clock.
     clock = Clock()
     clock.observe(RedisServers(url).now_ms())
     inspector = Inspector.of(url)
@@ -129,7 +129,7 @@ def _print_table(shards: Sequence[ShardStatus]) -> None:
         "shard": "total",
         "pending": f"{totals['pending']:,}",
         "cold": f"{totals['cold']:,}",
-        "late": f"{totals['due_now']:,}",
+        "overdue": f"{totals['due_now']:,}",
         "oldest": _duration(totals["oldest_overdue_ms"] or None),
         "next in": _duration(totals["next_due_in_ms"]),
         "requests": "",

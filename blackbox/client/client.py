@@ -112,8 +112,9 @@ class Client(_BaseClient):
         """Write a cancel of the pending request with this id; it may come too late.
 
         `id` is the id that `send_later` returned, or the caller's own id. With the caller's own id,
-        one cancel record goes to every partition of the request topic. Returns the id of the first
-        cancel record once Kafka has acknowledged all of them. Raises NotSent.
+        a cancel record goes to every partition of the request topic; if there are several, two go to
+        the partition of the key. Returns the id of the first one, once Kafka has acknowledged all of
+        them. Raises NotSent.
         """
         return self._ids(self._writer.write_cancel(id))[0]
 

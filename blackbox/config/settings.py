@@ -148,9 +148,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
     retention_s: int = Field(
         604_800, ge=1, le=TEN_YEARS_S,
-        description="how long the journals keep requests that have ended, at least, for `show`, the "
-                    "[ledger](ledger.md) and the [audit](audit.md); then blackbox [removes them from "
-                    "Kafka](how-it-works.md#trimming)",
+        description="how long the journals keep a record, at least, from when it was written, for "
+                    "`show`, the [ledger](ledger.md) and the [audit](audit.md); then, once no pending "
+                    "request needs it, blackbox [removes it from Kafka](how-it-works.md#trimming)",
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,

@@ -31,9 +31,9 @@ def commit_barrier(
 ) -> tuple[int, int]:
     """Commit a new owner's barrier; return the position after it and how many messages were missing.
 
-    The owner has opened its writer. Its index knows the receipts before `since`. Raises
-    RecoveryRequired when other owners keep writing receipts, OtherGroup when another group opened
-    the shard at the same moment.
+    The owner has opened its writer. Its index knows the receipts before `since`. The group of
+    receipts below `groups_checked_below` has been checked already. Raises RecoveryRequired when other
+    owners keep writing receipts, OtherGroup when another group opened the shard at the same moment.
     """
     missing_count = 0
     for attempt in range(ATTEMPTS):

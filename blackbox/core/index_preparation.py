@@ -1,4 +1,4 @@
-"""The second step of recovery: keep the index, or empty it to rebuild it; and from where on journals are read."""
+"""The checks of recovery's first step, and its second step: keep the index, or empty it to rebuild it."""
 
 from __future__ import annotations
 

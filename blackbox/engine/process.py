@@ -113,7 +113,7 @@ class ProcessEngine:
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Whether the threads of this process run; an outage of Kafka or Redis does not make it dead."""
+        """Whether the thread that reads requests runs; an outage of Kafka or Redis does not make it dead."""
         # A restart would bring back neither of them, and would interrupt a rebuild.
         return not self._scheduler.running or self._intake.is_alive()
 

@@ -56,7 +56,7 @@ class Timer(Format):
     ) -> Request | Cancel:
         asked = timer.request
         if not asked.correlation_id:
-            remedy = "give one: it identifies the timer until it has fired"
+            remedy = "give one: it identifies the timer until it is delivered"
             raise RefusedError(Reason.BAD_ID, f"correlation_id is missing; {remedy}")
         caller_id = caller_id_of(asked.correlation_id, "correlation_id")
         is_create = asked.type.endswith("TimerCreate")

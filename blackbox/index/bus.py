@@ -16,8 +16,8 @@ from blackbox.index.connection import Clients, pool
 from blackbox.records.errors import IndexLost
 
 CHANNEL = "blackbox:bus:"
-"""channel: notes between the driver of Spark and its tasks: which shards a task has, what it reports, and
-that a request is due soon. The name goes on with the group and the kind of note. Nothing is stored.
+"""channel: messages between Spark's driver and its tasks: which shards a task has, its reports, and that a
+request is due soon. The name goes on with the group and the kind of message. Nothing is stored.
 
 written -- the driver, dispatch and intake tasks
 read    -- the driver, dispatch tasks

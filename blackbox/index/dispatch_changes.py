@@ -37,11 +37,12 @@ class DispatchChanges(PostponingChanges):
         passing_over: Collection[int] = (),
         release: Collection[str] = (),
     ) -> DueEntries:
-        """The entries due at `now_ms`, oldest first, at most `limit` and about 16 MiB of them.
+        """The entries due at `now_ms`, oldest first, at most `limit`; about 16 MiB with the parked ones.
 
         Checks the positions even when nothing is due. `passing_over` are due entries that are being
         delivered already and so left out. Entries that are parked for the targets in `release` come
-        first, as many again at most.
+        first and do not count towards `limit`: each target has an equal share of another `limit`, and
+        at least one entry.
         """
         with self._lock:
             known = self._bands()

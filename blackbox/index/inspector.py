@@ -62,7 +62,9 @@ class Inspector:
     """Reads any shard without taking part in it, also while Redis is full.
 
     Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
-    version wrote. Costs a few commands, whatever the number of entries.
+    version wrote. The number of commands does not depend on the number of entries in the shard. `list_pending` takes
+    one or two for each request that it returns, `bands` one for each band, `pending_counts` one for each
+    interval. `cold` reads all bitmaps of the cold tier.
     """
 
     def __init__(self, connections: Connections) -> None:

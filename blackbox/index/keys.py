@@ -18,7 +18,8 @@ IDS_SENTINEL = b"\xff"
 
 
 RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
-"""hash: `<target>:<messages per second>` -> the next free number in the sequence of messages to this target
+"""hash: `<target>:<messages per second>` -> the next free place in the rate limit of this target: place n is sent
+in second n / rate
 
 written -- dispatch, for targets with a rate
 read    -- dispatch
@@ -31,9 +32,8 @@ class Keys:
     def __init__(self, shard: Shard) -> None:
         self.prefix = f"{PREFIX}{{{shard}}}:".encode()
         self.due = self.prefix + b"due"
-        """sorted set: member -> due time, epoch ms, of each entry; or when it is tried next; or, while it is
-        parked, a score above 2^43 that belongs to its target. The member `~` at +inf shows that the key
-        was not lost.
+        """sorted set: member -> epoch ms: the due time, or the next attempt. A parked request has a score above
+        2^43, which belongs to its target. The member `~` at +inf shows that the key was not lost.
 
         written -- intake, dispatch, recovery
         read    -- dispatch, recovery, the walk, look-ups
@@ -59,21 +59,23 @@ class Keys:
         receipts_id -- Kafka's id of the receipts topic
         group       -- the consumer group
         rebuild     -- the token of the opening that rebuilds the index; absent when that is done
-        known_from  -- where the index was begun: it knows nothing of requests below this offset
-        told        -- conditional records below this offset, about requests that the index does not know,
-                       counted unless they are in `ignored`
-        judged      -- callers' rules have judged the requests below this offset
-        unknown     -- epoch ms: requests that were due before may have had an outcome that is in no receipt
-        gap         -- [from, up to, told]: requests that retention removed before they were read
+        known_from  -- the offset at which the index begins: it has no information on earlier requests
+        told        -- an offset: of the conditional records below it, about requests that the index does
+                       not know, those in `ignored` did not count, and the others did
+        judged      -- callers' rules were applied to the requests below this offset
+        unknown     -- epoch ms: the outcomes of requests that were due before this time may be missing,
+                       because receipts were removed
+        gap         -- [from, up to, an offset as in the field `told`]: requests that retention removed
+                       before they were read
         tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read
         doubtful    -- [[offset, outcome, topic/partition, offset there, topic id], …]: requests in doubt
         mark        -- [requests, receipts, pairs]: the last low-water mark
         largest     -- the size of the largest payload ever stored, in bytes
         cold        -- the number of requests in the key `cold`, which exists if this is above 0
-        named       -- 1: there was a caller id, so the key `ids` exists
-        moved       -- 1: promotion brought a request in, so the key `moved` exists
-        ended       -- 1: a cancel ended a cold request, so the key `ended` exists
-        ahead       -- the key `skip` exists if this offset is above the segment of `requests`
+        named       -- 1: `ids` must exist
+        moved       -- 1: `moved` must exist
+        ended       -- 1: `ended` must exist
+        ahead       -- an offset: `skip` must exist if this is above the segment of `requests`
         """
         self.receipts = self.prefix + b"receipts"
         """string: position: the next offset of the receipts topic to be read
@@ -128,7 +130,7 @@ class Keys:
         read    -- dispatch, `rebind`
         """
         self.in_flight = self.prefix + b"in-flight"
-        """hash: token -> members of the batch that is being delivered, one after the other
+        """hash: token -> the members of the batch that is being delivered, concatenated
 
         written -- dispatch
         read    -- intake, before it replaces a request by id; cancels over HTTP and the command line

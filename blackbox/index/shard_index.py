@@ -15,7 +15,11 @@ from blackbox.index.walk import Walk
 
 
 class ShardIndex(OpeningChanges, IntakeChanges, DispatchChanges):
-    """One owner's access to a shard's index. Every method is atomic and safe to call from any thread.
+    """One owner's access to a shard's index. Every method is safe to call from any thread.
+
+    Each change is one MULTI or one script, and so atomic, with three exceptions: `outcome_unknown`
+    goes through the entries in steps, `mark_in_flight` marks and then checks, and `begin` and `discard`
+    remove entries in steps before it. The payloads that `due` returns are read after the due times.
 
     `removed` grows whenever intake, here or elsewhere, may have replaced or cancelled something.
     Remembers the positions this owner last saw and raises PositionsMoved as soon as Redis has

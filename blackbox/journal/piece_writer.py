@@ -172,7 +172,11 @@ class PieceWriter:
         self._failed: KafkaError | None = None
 
     def open(self) -> int:
-        """Returns how many rows are in. Raises JournalLost when the brokers do not answer for 30 s."""
+        """Returns how many rows are in.
+
+        Raises JournalLost when the brokers do not answer: up to 30 s for fencing earlier writers, then up
+        to 20 s for reading the progress.
+        """
         # Fence before the read: an offset in an earlier writer's open transaction cannot be read.
         self._transactions.open()
         try:

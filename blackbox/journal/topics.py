@@ -99,7 +99,10 @@ class Described(NamedTuple):
 
 
 class Topics:
-    """Queries the brokers about topics; raises JournalLost when they do not answer."""
+    """Queries the brokers about topics.
+
+    Raises JournalLost when they do not answer; `ends` leaves partitions without an answer out instead.
+    """
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin

@@ -20,7 +20,7 @@ from blackbox.records.errors import JournalLost
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
-logger = logging.getLogger("blackbox.core.low_water")
+logger = logging.getLogger("blackbox.journal.trim")
 
 
 class Trimmer:

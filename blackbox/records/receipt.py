@@ -67,16 +67,18 @@ class Receipt:
                   a topic that is created again has another id, and its messages do not count as
                   missing
     void       -- requests whose outcome in an earlier receipt does not count: they are pending again
-    doubtful   -- of these, what the earlier receipt says and could not be checked, by outcome: not
-                  delivered until a later receipt repeats what is true, or lists the others in `void`
-    barrier    -- true: written by an owner that opens the shard, before it trusts earlier receipts
+    doubtful   -- those of `void` whose messages could not be checked, by outcome. They are not
+                  delivered until a later receipt confirms the outcome, or declares it void again
+    barrier    -- true: written by an owner that opens the shard, or by `rebind`, before earlier receipts
+                  are trusted
     gone       -- [from, up to]: offsets that retention removed before they were read, or while some
                   of them were pending
-    read       -- the position `requests` of the writer: callers' rules have judged all below it
+    read       -- the position `requests` of the writer: callers' rules were applied to all requests
+                  below it
     ignored    -- conditional records (carried ones, replacements by id) that did not count
     mark       -- [requests, receipts, pairs]: the low-water mark, and pairs of positions for the next
-                  one. Conditional records below `read` that no receipt up to this one ignores did
-                  count
+                  one. Conditional records below `read` counted, unless this or an earlier receipt
+                  lists them in `ignored`
     topic_id   -- in a barrier or with a mark: Kafka's id of the request topic that this and later
                   receipts are about
     group      -- in a barrier or with a mark: the consumer group whose receipts these are; a shard of

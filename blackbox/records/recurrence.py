@@ -25,7 +25,7 @@ LONGEST_CRON_CHARS = 200
 # A zone is also looked for as a package, and each slash in its name is a recursion.
 LONGEST_ZONE_CHARS = 64
 
-# As far as BLACKBOX_MAX_COUNTDOWN_S goes: a later time could not be waited for.
+# As far as the largest BLACKBOX_MAX_COUNTDOWN_S goes; the configured one may be shorter.
 LOOKS_AHEAD_YEARS = 10
 
 _EVERY, _CRON = "every", "cron"

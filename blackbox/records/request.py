@@ -62,7 +62,10 @@ class Record(NamedTuple):
 
 
 class Reason(StrEnum):
-    """Why a request was not delivered; the fixed word in the header `blackbox-reason`."""
+    """Why a request was not delivered; the fixed word in the header `blackbox-reason`.
+
+    UNREACHABLE is never in a dead letter: its messages wait.
+    """
 
     EMPTY = "empty"
     NOT_JSON = "not-json"

@@ -33,8 +33,8 @@ class RulesError(ValueError):
 class CallerRule(BaseModel):
     """What a caller may ask for; anything not given is not limited.
 
-    `targets` are topic names, with the wildcards `*` and `?`. `requests_per_second` counts in each
-    second of the records' timestamps, `most_pending` what waits in Redis.
+    `targets` are topic names, with the wildcards `*`, `?` and `[ab]`. `requests_per_second` counts in
+    each second of the records' timestamps, `most_pending` what waits in Redis.
     """
 
     # a rule with a typing error in its name would limit nothing

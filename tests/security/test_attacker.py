@@ -93,7 +93,7 @@ class GuardedWorld(World):
     def _allow(self) -> None:
         commands = (
             "run",
-            "run that creates its topics",
+            "run to create its topics",
             "check",
             "API and cancel and reschedule",
             "letters",

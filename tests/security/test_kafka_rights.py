@@ -245,7 +245,7 @@ def test_a_message_without_permission_to_write_does_not_delay_others(
     assert grants(Right("", "topic", refused, "literal", "Write", ""))(deployment.logged())
 
 
-CREATES = "run that creates its topics"
+CREATES = "run to create its topics"
 
 
 @pytest.mark.proof
@@ -320,7 +320,7 @@ LOOKS_AT_SHARDS: dict[str, list[tuple[str, ...]]] = {
     "pending": [("pending",)],
     "pause and resume": [("pause", "orders"), ("resume", "orders")],
 }
-REASONS = "get that tells reasons"
+REASONS = "get with reasons"
 KNOWS = "run that knows its targets"
 COLD = "run with a cold tier"
 
@@ -439,7 +439,7 @@ def test_without_one_of_the_permissions_for_schedules_the_service_names_it(
 
 
 OSCILLATOR = "run with an oscillator"
-OSCILLATOR_CREATES = "run with an oscillator that creates its topic"
+OSCILLATOR_CREATES = "run with an oscillator to create its topic"
 
 
 @pytest.mark.proof
@@ -799,6 +799,6 @@ def test_jobs_name_their_missing_permissions(deployment: Deployment, missing: Ri
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", DECIDES, CREATED_AGAIN, DELIVERS, OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules that creates its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", DECIDES, CREATED_AGAIN, DELIVERS, OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules to create its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

@@ -65,7 +65,7 @@ class Watched:
         self.asked: set[str] = set()
         self.faults: list[str] = []
         self._context.on("request", lambda request: self.asked.add(request.url))
-        self._context.on("console", self._told)
+        self._context.on("console", self._record)
         self._context.on("weberror", lambda error: self.faults.append(str(error.error)))
         self._context.on("dialog", self._stopped)
 
@@ -78,7 +78,7 @@ class Watched:
     def close(self) -> None:
         self._context.close()
 
-    def _told(self, message: ConsoleMessage) -> None:
+    def _record(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not NO_ANSWER.match(message.text):
             self.faults.append(message.text)
 
@@ -173,8 +173,8 @@ def test_a_sent_request_is_pending_and_found_by_id_topic_and_caller(
     press(page, "Show")
     expect(page.get_by_role("dialog", name="Request")).to_contain_text(found["id"])
     press(page.get_by_role("dialog"), "Close")
-    press(page.locator("#told"), "Close")
-    expect(page.locator("#told")).to_be_hidden()
+    press(page.locator("#message"), "Close")
+    expect(page.locator("#message")).to_be_hidden()
     for fields in (
         {"id": "order/17"},
         {"id": found["id"]},
@@ -223,7 +223,7 @@ def test_a_request_is_cancelled_only_after_confirmation(
 
     press(requests(page), "Cancel")
     press(question, "Cancel it")
-    expect(page.locator("#told")).to_contain_text(f"Cancelled: {id} will not be delivered.")
+    expect(page.locator("#message")).to_contain_text(f"Cancelled: {id} will not be delivered.")
     expect(requests(page)).to_have_count(0)
     assert state(api, id) == "ended"
 
@@ -237,7 +237,7 @@ def test_a_cancel_that_comes_too_late_says_so(world: World, page: Page, api: htt
     press(details, "Cancel this request")
     assert api.delete(f"/requests/{id}").json()["outcome"] == "cancelled"
     press(page.get_by_role("dialog", name="Cancel this request?"), "Cancel it")
-    expect(page.locator("#told")).to_contain_text(
+    expect(page.locator("#message")).to_contain_text(
         f"Too late: {id} was cancelled or replaced before."
     )
     expect(requests(page)).to_contain_text("cancelled or replaced")
@@ -265,7 +265,7 @@ def test_many_requests_are_listed_in_pages_and_by_due_time(
     plot = page.get_by_role("slider", name=re.compile("by due time"))
     plot.focus()
     plot.press("ArrowRight")
-    expect(page.locator("#due-plot output")).to_have_text(re.compile("past due"))
+    expect(page.locator("#due-plot output")).to_have_text(re.compile("overdue"))
     for _ in range(6):
         plot.press("ArrowRight")
     expect(plot).to_have_attribute("aria-valuetext", re.compile(r"\d+:\d\d . \d+:\d\d: 25 due"))
@@ -274,9 +274,9 @@ def test_many_requests_are_listed_in_pages_and_by_due_time(
     expect(requests(page)).to_have_count(10)
     bar = page.locator("#due-plot .plot")
     bar.hover(position={"x": 80, "y": 60})
-    expect(page.locator("#due-plot output")).to_have_text(re.compile(r"^\d+ past due$"))
+    expect(page.locator("#due-plot output")).to_have_text(re.compile(r"^\d+ overdue$"))
     bar.click(position={"x": 80, "y": 60})
-    expect(page.locator("#window")).to_contain_text("past due")
+    expect(page.locator("#window")).to_contain_text("overdue")
     press(page, "any due time")
     expect(page.locator("#window")).to_be_hidden()
 
@@ -322,7 +322,7 @@ def test_a_dead_letter_shows_its_reason_and_is_replayed(
     assert became(api, letter["place"]) is None
     press(found, "Replay")
     press(question, "Replay")
-    expect(page.locator("#told")).to_contain_text("1 dead letter replayed.")
+    expect(page.locator("#message")).to_contain_text("1 dead letter replayed.")
     expect(found).to_have_count(0)
     kafka = world.kafka.bootstrap_servers
     [message] = until("it is delivered", lambda: read_all(kafka, topic))
@@ -349,7 +349,7 @@ def test_dead_letters_are_discarded_and_remain_visible_on_request(
     expect(letters(page, "unknown-topic")).to_have_count(0)
     press(letters(page, "vain"), "Discard")
     press(page.get_by_role("dialog", name="Discard this dead letter?"), "Discard")
-    expect(page.locator("#told")).to_contain_text("1 dead letter discarded.")
+    expect(page.locator("#message")).to_contain_text("1 dead letter discarded.")
     expect(letters(page, "vain")).to_have_count(0)
     page.get_by_label("also replayed and discarded").check()
     expect(letters(page, "vain")).to_contain_text("discarded")
@@ -379,7 +379,7 @@ def test_a_target_is_paused_and_resumed_only_after_confirmation(
     assert target not in paused(api)
     press(place, "Pause")
     press(page.get_by_role("dialog", name=f"Pause {target}?"), "Pause")
-    expect(page.locator("#told")).to_contain_text(f"{target} is paused.")
+    expect(page.locator("#message")).to_contain_text(f"{target} is paused.")
     expect(place).to_contain_text("paused")
     assert target in paused(api)
     due = ask(api, world, "prompt", topic=target, countdown=2)
@@ -392,7 +392,7 @@ def test_a_target_is_paused_and_resumed_only_after_confirmation(
     api.delete(f"/requests/{due}")
     press(place, "Resume")
     press(page.get_by_role("dialog", name=f"Resume {target}?"), "Resume")
-    expect(page.locator("#told")).to_contain_text(f"{target} is resumed.")
+    expect(page.locator("#message")).to_contain_text(f"{target} is resumed.")
     assert target not in paused(api)
     api.delete(f"/requests/{id}")
 
@@ -463,11 +463,11 @@ def test_a_missing_or_wrong_token_is_requested_again(
     press(page.get_by_role("dialog"), "Cancel it")
     expect(dialog).to_contain_text("BLACKBOX_API_TOKEN")
     press(dialog, "Not now")
-    expect(page.locator("#told")).to_contain_text("Not cancelled: this token permits reads only")
+    expect(page.locator("#message")).to_contain_text("Not cancelled: this token permits reads only")
     press(requests(page), "Cancel")
     press(page.get_by_role("dialog"), "Cancel it")
     give(CHANGE)
-    expect(page.locator("#told")).to_contain_text("Cancelled")
+    expect(page.locator("#message")).to_contain_text("Cancelled")
     assert state(api, id) == "ended"
     kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
     assert page.evaluate(kept) == '[{},{},""]'

@@ -112,11 +112,14 @@ def test_every_reason_word_of_the_page_exists() -> None:
     words = set(re.findall(r"refused: `([a-z-]+)`", PAGE))
     words |= set(
         re.findall(
-            r"^\| `([a-z-]+)` \| (?!.*`)", PAGE.partition("### Reasons found after parsing")[2]
+            r"^\| `([a-z-]+)` \| ",
+            PAGE.partition("### Reasons found after parsing")[2],
+            re.MULTILINE,
         )
     )
 
-    assert words <= set(Reason)
+    # the page says that it is not a reason of a dead letter
+    assert {Reason.BAD_TOPIC, Reason.UNKNOWN_TOPIC} <= words <= set(Reason) - {Reason.UNREACHABLE}
 
 
 NESTED = 100_000

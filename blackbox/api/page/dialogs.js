@@ -55,12 +55,12 @@ export function opened(dialog, wire) {
 }
 
 /** Show the result of an action; `show` opens its details. */
-export function tell(text, { isBad = false, show = null } = {}) {
-  const told = byId("told");
-  told.classList.toggle("bad", isBad);
-  told.querySelector("p").textContent = visible(text);
-  byId("told-show").hidden = show === null;
-  byId("told-show").onclick = show;
-  byId("told-close").onclick = () => { told.hidden = true; };
-  told.hidden = false;
+export function showMessage(text, { isBad = false, show = null } = {}) {
+  const message = byId("message");
+  message.classList.toggle("bad", isBad);
+  message.querySelector("p").textContent = visible(text);
+  byId("message-show").hidden = show === null;
+  byId("message-show").onclick = show;
+  byId("message-close").onclick = () => { message.hidden = true; };
+  message.hidden = false;
 }

@@ -1,7 +1,7 @@
 // Dead letters: list, replay, discard.
 
 import { Failure, call } from "./api.js";
-import { confirmed, showFacts, tell } from "./dialogs.js";
+import { confirmed, showFacts, showMessage } from "./dialogs.js";
 import { button, byId, cell, element, once, refill, row, say } from "./dom.js";
 import { away, count, counted, instant, moment } from "./words.js";
 
@@ -29,7 +29,7 @@ export async function look({ isForced = false } = {}) {
     const reason = byId("reason").value;
     shown = letters.filter((letter) => !reason || letter.reason === reason);
     figure(letters);
-    refill(byId("letters"), shown.map(told), { isForced });
+    refill(byId("letters"), shown.map(letterRow), { isForced });
     byId("no-letters").hidden = shown.length > 0;
     for (const id of ["replay-all", "discard-all"]) byId(id).hidden = open().length < 2;
   } catch (error) {
@@ -55,7 +55,7 @@ function reasons(letters) {
   select.value = chosen;
 }
 
-function told(letter) {
+function letterRow(letter) {
   const actions = letter.became ? [letter.became] : [
     button("Replay", "", () => putAway("replay", [letter])),
     button("Discard", "danger", () => putAway("discard", [letter])),
@@ -85,7 +85,7 @@ async function putAway(how, letters) {
   const many = letters.length === 1 ? "this dead letter" : counted(letters.length, "dead letter");
   const about = letters.length === 1 ? `${letters[0].reason}, caller ${letters[0].caller ?? "unknown"}, to ${letters[0].target ?? "an unknown topic"}` : "All open letters shown";
   const [title, text, action] = how === "replay"
-    ? [`Replay ${many}?`, `${about}. The request is written again unchanged; a countdown starts again.`, "Replay"]
+    ? [`Replay ${many}?`, `${about}. The request is written again, a replacement by id without its condition; a countdown starts again.`, "Replay"]
     : [`Discard ${many}?`, `${about}. Nothing is delivered; the letter stays in Kafka, marked as discarded.`, "Discard"];
   if (!(await confirmed(title, text, action))) return;
   try {
@@ -94,9 +94,9 @@ async function putAway(how, letters) {
     const { done, left } = await call("POST", `dead-letters/${how}`, { body, headers });
     const became = `${counted(done.length, "dead letter")} ${how === "replay" ? "replayed" : "discarded"}`;
     const why = Object.entries(left).map(([place, reason]) => `${place}: ${reason}`);
-    tell([`${became}.`, ...why].join(" "), { isBad: why.length > 0 });
+    showMessage([`${became}.`, ...why].join(" "), { isBad: why.length > 0 });
   } catch (error) {
-    tell(`${how === "replay" ? "Not replayed" : "Not discarded"}: ${error.message}`, { isBad: true });
+    showMessage(`${how === "replay" ? "Not replayed" : "Not discarded"}: ${error.message}`, { isBad: true });
   }
   await look({ isForced: true });
 }

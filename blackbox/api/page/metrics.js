@@ -83,9 +83,9 @@ function draw() {
   const marksX = [[0.2, "4 min ago"], [0.4, "3 min"], [0.6, "2 min"], [0.8, "1 min"], [1, "now"]];
   const rates = (point) => `${rate(point.rate)} per second`;
   const lateness = (point) => (point.p99 === null ? "nothing delivered within a minute" : `p50 ${took(point.p50)}, p99 ${took(point.p99)}`);
-  plots[0].show(lines({ series: [["one", padded("rate")]], marksX, words: words(rates), rest: `now ${rates(last)}`, tell: rate, least: 1 }));
+  plots[0].show(lines({ series: [["one", padded("rate")]], marksX, words: words(rates), rest: `now ${rates(last)}`, format: rate, least: 1 }));
   plots[1].show(lines({
     series: [["p99", padded("p99")], ["p50", padded("p50")]],
-    marksX, words: words(lateness), rest: `now ${lateness(last)}`, tell: (ms) => (ms ? took(ms) : "0"), least: 20,
+    marksX, words: words(lateness), rest: `now ${lateness(last)}`, format: (ms) => (ms ? took(ms) : "0"), least: 20,
   }));
 }

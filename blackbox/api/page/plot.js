@@ -86,11 +86,11 @@ export class Plot {
   }
 }
 
-/** Bars, with a separate first bar for past due. `marksX` are `[share of the width, text]`. */
-export function bars({ past, counts, marksX, words, rest, tell }) {
+/** Bars, with a separate first bar for overdue. `marksX` are `[share of the width, text]`. */
+export function bars({ past, counts, marksX, words, rest, format }) {
   return (width) => {
     const height = 200;
-    const scale = heights(Math.max(past, ...counts, 1), height, tell, 1);
+    const scale = heights(Math.max(past, ...counts, 1), height, format, 1);
     const from = LEFT + PAST;
     const step = (width - from) / counts.length;
     const bar = (x, room, number, kind) => number > 0 && drawn("rect", {
@@ -100,7 +100,7 @@ export function bars({ past, counts, marksX, words, rest, tell }) {
       ...scale.grid(width),
       bar(LEFT + 8, PAST - 24, past, "late"),
       ...counts.map((number, place) => bar(from + place * step, step, number, "due")),
-      drawn("text", { x: LEFT + PAST / 2 - 4, y: height - 6, "text-anchor": "middle" }, "past due"),
+      drawn("text", { x: LEFT + PAST / 2 - 4, y: height - 6, "text-anchor": "middle" }, "overdue"),
       ...labelsX(marksX, from, width, height),
     ].filter(Boolean);
     const places = [[LEFT, from], ...counts.map((_, place) => [from + place * step, from + (place + 1) * step])];
@@ -109,11 +109,11 @@ export function bars({ past, counts, marksX, words, rest, tell }) {
 }
 
 /** Lines over time: `series` are `[kind, values]`, null for a missing value; `marksX` as for bars. */
-export function lines({ series, marksX, words, rest, tell, least }) {
+export function lines({ series, marksX, words, rest, format, least }) {
   return (width) => {
     const height = 150;
     const values = series.flatMap(([, all]) => all).filter((one) => Number.isFinite(one));
-    const scale = heights(Math.max(least, ...values), height, tell, 0);
+    const scale = heights(Math.max(least, ...values), height, format, 0);
     const length = series[0][1].length;
     const step = (width - LEFT - 2) / Math.max(1, length);
     const x = (place) => LEFT + (place + 0.5) * step;
@@ -131,7 +131,7 @@ export function lines({ series, marksX, words, rest, tell, least }) {
   };
 }
 
-function heights(most, height, tell, least) {
+function heights(most, height, format, least) {
   const step = roundStep(most / 4, least);
   const top = Math.ceil(most / step) * step;
   const y = (value) => ABOVE + (height - ABOVE - BELOW) * (1 - Math.min(value, top) / top);
@@ -139,7 +139,7 @@ function heights(most, height, tell, least) {
     const marks = [];
     for (let value = 0; value <= top + step / 2; value += step) {
       marks.push(drawn("line", { class: value ? "grid" : "axis", x1: LEFT, x2: width, y1: y(value), y2: y(value) }));
-      marks.push(drawn("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, tell(value)));
+      marks.push(drawn("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, format(value)));
     }
     return marks;
   };

@@ -1,7 +1,7 @@
 // Requests: search, list page by page, show, cancel.
 
 import { Failure, call, pathOf } from "./api.js";
-import { confirmed, showFacts, tell } from "./dialogs.js";
+import { confirmed, showFacts, showMessage } from "./dialogs.js";
 import { button, byId, cell, element, refill, row, say } from "./dom.js";
 import { STATES, away, between, instant, moment } from "./words.js";
 
@@ -46,7 +46,7 @@ function search(given) {
   const isWithin = Number.isFinite(wanted.to_ms);
   byId("window").hidden = !isWithin;
   if (isWithin) {
-    byId("window").firstElementChild.textContent = wanted.from_ms ? `due ${between(wanted.from_ms, wanted.to_ms + 1)}` : "past due";
+    byId("window").firstElementChild.textContent = wanted.from_ms ? `due ${between(wanted.from_ms, wanted.to_ms + 1)}` : "overdue";
   }
   view = { wanted, cursors: [] };
   look({ isForced: true });
@@ -94,7 +94,7 @@ function listed({ wanted, cursors }, isForced) {
 function show(page, isForced) {
   const { wanted, cursors } = view;
   nextCursor = page.next ?? null;
-  refill(byId("requests"), page.requests.map(told), { isForced });
+  refill(byId("requests"), page.requests.map(requestRow), { isForced });
   byId("requests-pages").hidden = !cursors.length && nextCursor === null;
   byId("previous").disabled = !cursors.length;
   byId("next").disabled = nextCursor === null;
@@ -103,7 +103,7 @@ function show(page, isForced) {
   say(byId("no-requests"), page.requests.length ? null : none);
 }
 
-function told(request) {
+function requestRow(request) {
   return row(LABELS,
     cell("when", due(request)),
     cell("", state(request)),
@@ -145,7 +145,7 @@ export async function details(id) {
   try {
     request = await call("GET", pathOf(id));
   } catch (error) {
-    tell(error.message, { isBad: true });
+    showMessage(error.message, { isBad: true });
     return;
   }
   const known = {
@@ -178,9 +178,9 @@ async function cancel(request) {
   if (!(await confirmed("Cancel this request?", text, "Cancel it"))) return;
   try {
     const done = await call("DELETE", pathOf(request.id));
-    tell(outcome(name, done), { isBad: done.outcome !== "cancelled" });
+    showMessage(outcome(name, done), { isBad: done.outcome !== "cancelled" });
   } catch (error) {
-    tell(`Not cancelled: ${error.message}`, { isBad: true });
+    showMessage(`Not cancelled: ${error.message}`, { isBad: true });
   }
   await look({ isForced: true });
 }

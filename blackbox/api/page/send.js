@@ -1,7 +1,7 @@
 // The form that sends a request.
 
 import { call } from "./api.js";
-import { opened, tell } from "./dialogs.js";
+import { opened, showMessage } from "./dialogs.js";
 import { byId, once, say } from "./dom.js";
 import { details, look } from "./requests.js";
 
@@ -61,7 +61,7 @@ async function sent() {
   try {
     const { ids: [id] } = await call("POST", "requests", { body: written(), headers });
     say(error, null);
-    tell(`Sent: ${id}`, { show: () => details(id) });
+    showMessage(`Sent: ${id}`, { show: () => details(id) });
   } catch (failure) {
     say(error, failure.message);
     return false;

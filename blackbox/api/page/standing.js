@@ -49,10 +49,10 @@ function profile(stats) {
   plot.show(bars({
     past,
     counts,
-    tell: count,
+    format: count,
     marksX: ticks(from, from + counts.length * step, TICKS_MS[step]),
-    words: [`${count(past)} past due`, ...starts.map((ms, place) => `${between(ms, ms + step)}: ${count(counts[place])} due`)],
-    rest: `${count(past)} past due, ${count(within)} within ${span.replace(/^hour/, "an hour")}, ${count(later + stats.cold)} later`,
+    words: [`${count(past)} overdue`, ...starts.map((ms, place) => `${between(ms, ms + step)}: ${count(counts[place])} due`)],
+    rest: `${count(past)} overdue, ${count(within)} within ${span.replace(/^hour/, "an hour")}, ${count(later + stats.cold)} later`,
   }));
 }
 

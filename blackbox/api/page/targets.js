@@ -1,7 +1,7 @@
 // Targets: pending requests by topic, and the paused topics.
 
 import { Failure, call } from "./api.js";
-import { confirmed, tell } from "./dialogs.js";
+import { confirmed, showMessage } from "./dialogs.js";
 import { button, byId, cell, element, refill, row } from "./dom.js";
 import { away, count } from "./words.js";
 
@@ -32,10 +32,10 @@ async function changed(how, name) {
   if (!(await confirmed(`${action} ${name}?`, text, action))) return false;
   try {
     await call("POST", `targets/${encodeURIComponent(name)}/${how}`);
-    tell(`${name} ${how === "pause" ? "is paused" : "is resumed"}.`);
+    showMessage(`${name} ${how === "pause" ? "is paused" : "is resumed"}.`);
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
-    tell(`${name}: ${error.message}`, { isBad: true });
+    showMessage(`${name}: ${error.message}`, { isBad: true });
   }
   return true;
 }

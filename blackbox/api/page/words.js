@@ -44,9 +44,9 @@ export function away(ms, now = Date.now()) {
 
 /** A span between two instants: times of day if shorter than a day, else dates. */
 export function between(from, to) {
-  const tell = to - from < DAY_MS ? minutes : day;
+  const shown = to - from < DAY_MS ? minutes : day;
   const on = isToday(from) || to - from >= DAY_MS ? "" : `${day.format(from)} `;
-  return `${on}${tell.format(from)} – ${tell.format(to)}`;
+  return `${on}${shown.format(from)} – ${shown.format(to)}`;
 }
 
 export const mark = (ms, stepMs) => (stepMs < DAY_MS ? minutes : day).format(ms);
