@@ -154,10 +154,7 @@ class StatusLookup:
             if pending is not None:
                 return replace(as_pending(known, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
-                # A cancel by the first id of a cold request is only stored; the bit stays until the
-                # request is written again.
-                is_ended = self.inspector.is_ended(shard, own.origin)
-                return replace(known, state="ended" if is_ended else "pending", is_cold=True)
+                return self._as_cold(shard, own)
             bounds = journal.request_bounds()
             # Trimming removes records below the start only; above the end nothing was ever written.
             if known.state == "unknown" and offset >= bounds.end:
@@ -179,6 +176,12 @@ class StatusLookup:
         if found is not None:
             return self.status(shard, found, limit=limit).for_request(shard, offset)
         return replace(known, state="ended" if is_read else "unread")
+
+    def _as_cold(self, shard: Shard, own: OwnRecord) -> RequestStatus:
+        # A cancel by the first id of a cold request is only stored; the bit stays until the request
+        # is written again.
+        is_ended = self.inspector.is_ended(shard, own.origin)
+        return replace(own.status, state="ended" if is_ended else "pending", is_cold=True)
 
     def _search(
         self,

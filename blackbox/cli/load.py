@@ -14,6 +14,7 @@ from blackbox.cli.batch import Bar, need_spark, tasks_of
 from blackbox.cli.error_exit import REFUSED, BadUsage, error_exit
 from blackbox.cli.terminal import (
     AsJson,
+    RequestTopic,
     as_json,
     chosen_topic,
     load_silenced,
@@ -48,10 +49,7 @@ class Loaded(NamedTuple):
 
 def load(
     file: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
-    request_topic: Annotated[
-        str | None,
-        typer.Option(help="The request topic; default: the first with the format countdown."),
-    ] = None,
+    request_topic: RequestTopic = None,
     caller: Annotated[str | None, typer.Option(help="The caller, for rows that name none.")] = None,
     format: Annotated[
         str | None,

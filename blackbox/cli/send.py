@@ -10,7 +10,7 @@ import typer
 
 from blackbox.admin.request_topics_writer import WRITE_FORMAT
 from blackbox.cli.error_exit import BadUsage
-from blackbox.cli.terminal import At, Countdown, chosen_topic, typed_instant
+from blackbox.cli.terminal import At, Countdown, RequestTopic, chosen_topic, typed_instant
 from blackbox.client.request_value import request_value
 from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, load
@@ -51,10 +51,7 @@ def send(
     caller: Annotated[
         str | None, typer.Option(help="The caller, sent as the header CALLER_SERVICE.")
     ] = None,
-    request_topic: Annotated[
-        str | None,
-        typer.Option(help="The request topic; default: the first with the format countdown."),
-    ] = None,
+    request_topic: RequestTopic = None,
 ) -> None:
     """Request a message for later delivery; prints the request's id once Kafka has acknowledged it."""
     settings = load()

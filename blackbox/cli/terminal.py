@@ -24,6 +24,10 @@ LONGEST_LINE = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+RequestTopic = Annotated[
+    str | None,
+    typer.Option(help="The request topic; default: the first with the format countdown."),
+]
 Countdown = Annotated[float | None, typer.Option(help="Due time, in seconds from now.")]
 At = Annotated[
     str | None,

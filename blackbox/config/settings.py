@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import javaproperties
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -31,16 +30,13 @@ from blackbox.config.fields import (
     expired_topic,
     parse_request_topics,
 )
+from blackbox.config.properties import SettingsError, properties, spark_properties
 from blackbox.formats import FORMATS
 from blackbox.journal.topics import is_own_topic
 
 Half = Literal["intake", "dispatch"]
 
 TEN_YEARS_S = 315_360_000
-
-
-class SettingsError(Exception):
-    """The configuration cannot be used; the text names each variable, its value and what is wanted."""
 
 
 class Settings(BaseSettings):
@@ -275,32 +271,11 @@ class Settings(BaseSettings):
 
     def kafka_settings(self) -> dict[str, str]:
         """The operator's librdkafka settings. Raises SettingsError when the file cannot be read."""
-        return _properties("BLACKBOX_KAFKA_CONFIG", self.kafka_config)
+        return properties("BLACKBOX_KAFKA_CONFIG", self.kafka_config)
 
     def spark_settings(self) -> dict[str, str]:
         """The operator's Spark settings. Raises SettingsError for a file that cannot be used."""
-        found = _properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
-        for name in found:
-            if name == "spark.master" or not name.startswith("spark."):
-                raise SettingsError(
-                    f"BLACKBOX_SPARK_CONFIG={self.spark_config}: sets {name}; wanted: names that "
-                    "start with 'spark.'; the master is BLACKBOX_SPARK_MASTER"
-                )
-        return found
-
-
-def _properties(variable: str, path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        with path.open() as file:
-            return dict(javaproperties.load(file))
-    except OSError as error:
-        why = error.strerror
-    except ValueError:
-        # The cause may quote a piece of a password.
-        why = r"not UTF-8, or a \u without four hex digits"
-    raise SettingsError(f"{variable}={path}: {why}; wanted: a readable .properties file")
+        return spark_properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
 
 
 SECRET = ("redis_url", "api_token", "api_read_token")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from blackbox.core.plan import Bounds
 from blackbox.core.ports import Journal, Writer
 from blackbox.core.receipt_history import other_group
 from blackbox.records.errors import RecoveryRequired
-from blackbox.records.receipt import DOUBTFUL, Receipt
+from blackbox.records.receipt import DOUBTFUL, Claim, Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
@@ -45,17 +46,7 @@ def commit_barrier(
         newest = tail[-1:] if attempt == 0 else tail
         claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
         missing, unread = journal.check(claims, PATIENCE_S)
-        if missing:
-            logger.warning(
-                "%s: %d messages named by the last receipt do not exist; their requests stay "
-                "pending",
-                shard, len(missing),
-            )  # fmt: skip
-        if unread:
-            logger.warning(
-                "%s: cannot read whether %d messages of the last receipt exist; their requests "
-                "wait, all others continue: %s", shard, len(unread), next(iter(unread.values())),
-            )  # fmt: skip
+        _warn(shard, missing, unread)
         missing_count += len(missing)
         others = [
             r.group
@@ -85,3 +76,17 @@ def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
         if tail := list(journal.receipts(*stretch)):
             return tail
     return []
+
+
+def _warn(shard: Shard, missing: Collection[Claim], unread: Mapping[Claim, str]) -> None:
+    if missing:
+        logger.warning(
+            "%s: %d messages named by the last receipt do not exist; their requests stay "
+            "pending",
+            shard, len(missing),
+        )  # fmt: skip
+    if unread:
+        logger.warning(
+            "%s: cannot read whether %d messages of the last receipt exist; their requests "
+            "wait, all others continue: %s", shard, len(unread), next(iter(unread.values())),
+        )  # fmt: skip

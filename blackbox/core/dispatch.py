@@ -203,6 +203,17 @@ class Dispatch:
             sent = delivery.ready | delivery.dead
             self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
+        self._commit_and_remove(delivery, failed, batch, did, now_ms)
+
+    def _commit_and_remove(
+        self,
+        delivery: DeliveryTransaction,
+        failed: Mapping[int, Refusal],
+        batch: DueBatch,
+        did: Dispatched,
+        now_ms: int,
+    ) -> None:
+        """Commit the receipt, then remove from the index what was delivered. `failed`: at least once only."""
         sent = delivery.ready | delivery.dead
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in delivery.dead.items() if offset not in failed}

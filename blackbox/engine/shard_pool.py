@@ -174,6 +174,13 @@ class ShardPool:
             if owner.shard not in self._owners:
                 self.metrics.given_up(owner.shard)
 
+    def _confirm(self, shard: Shard, index: ShardIndex, journal: ShardJournal) -> None:
+        kept = index.load()
+        known = None if kept is None else kept.positions.requests
+        # Not 0 for a lost index: `confirm` commits this offset to the group, and recovery reads
+        # the group's offset to see whether receipts are missing.
+        self.confirm(shard, journal.committed() if known is None else known)
+
     def _open_session(self, owner: ShardOwner) -> ShardSession:
         settings, access, shard = self.settings, self.access, owner.shard
         index = ShardIndex(shard, self._connections, grace_s=settings.grace_s)
@@ -193,21 +200,13 @@ class ShardPool:
         closing = (index, writer, journal, originals, uncommitted)
         is_schedule = shard.topic in settings.schedule_topics
         history_topic = settings.history_topic if is_schedule else None
-
-        def confirm() -> None:
-            kept = index.load()
-            known = None if kept is None else kept.positions.requests
-            # Not 0 for a lost index: `confirm` commits this offset to the group, and recovery reads
-            # the group's offset to see whether receipts are missing.
-            self.confirm(shard, journal.committed() if known is None else known)
-
         recovery = Recovery(
             shard=shard,
             group=settings.group_id,
             index=index,
             journal=journal,
             writer=writer,
-            confirm=confirm,
+            confirm=lambda: self._confirm(shard, index, journal),
             apply=owner.apply_while_opening,
             upcoming=lambda batch: intake.upcoming(batch, self.clock.latest_ms()),
             now_ms=self.clock.earliest_ms,

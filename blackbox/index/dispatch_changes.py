@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -51,18 +51,12 @@ class DispatchChanges(PostponingChanges):
             share = max(1, limit // max(1, len(bands)))
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),
-                *self._look_expected(),
                 *(self._read_band(band, share) for band in bands),
                 *self._count_parked(known),
             ]
-            state, ready, after, first, last, pending, paused, *more = self._consistent(look)
-            there, more = more[: len(self._expected)], more[len(self._expected) :]
+            state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
             in_bands, (total, *counts) = more[: len(bands)], more[len(bands) :]
             self.doubtful = claims_of(state[3])
-            if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
-                raise PositionsMoved(
-                    f"{self.shard}: Redis lost a single key, {lost.decode()}; {_WHY_ALONE}"
-                )
             if total != sum(counts):
                 self._parked = None  # Redis went back, or an owner that was fenced parked something
                 return self.due(now_ms, limit, passing_over, release)
@@ -72,10 +66,7 @@ class DispatchChanges(PostponingChanges):
             # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))
             is_cut = len(stored) < len(ready) + len(released)
-            for band, names in zip(bands, in_bands, strict=True):
-                # A backlog that comes out whole is not a backlog any more.
-                if names and len(names) == left[band] and not is_cut:
-                    del left[band]
+            backlogs = left.keys() if is_cut else _not_emptied(left, bands, in_bands)
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
             entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
@@ -87,11 +78,23 @@ class DispatchChanges(PostponingChanges):
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
                 parked=self._parked,
-                backlogs=frozenset(known[band] for band in left),
+                backlogs=frozenset(known[band] for band in backlogs),
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
                 left_out=len(stored) - len(entries),
             )
+
+    def _look_unless_lost(self, commands: Sequence[bytes]) -> list[Any]:
+        """The state and the replies to these reads. Raises PositionsMoved if Redis lost one of the keys."""
+        # These last: what is lost before or while the others are read must show here.
+        checks = [pack("ZRANGE", self._keys.due, -1, -1), *self._look_expected()]
+        state, *replies = self._consistent([*commands, *checks])
+        replies, (last, *there) = replies[: len(commands)], replies[len(commands) :]
+        if (lost := self._lost(last, state[4:], there, int(state[1]))) is not None:
+            raise PositionsMoved(
+                f"{self.shard}: Redis lost a single key, {lost.decode()}; {_WHY_ALONE}"
+            )
+        return [state, *replies]
 
     def _due_commands(self, now_ms: int, skipped: int, limit: int) -> list[bytes]:
         due = self._keys.due
@@ -99,7 +102,6 @@ class DispatchChanges(PostponingChanges):
             pack(*by_score(due, "-inf", now_ms, skipped, limit)),
             pack(*by_score(due, f"({now_ms}", f"({BAND_MS}", 0, 1, "WITHSCORES")),
             pack("ZRANGE", due, 0, 0, "WITHSCORES"),
-            pack("ZRANGE", due, -1, -1),
             pack("ZCARD", due),
             pack("HKEYS", self._keys.paused),
         ]
@@ -257,3 +259,15 @@ class DispatchChanges(PostponingChanges):
 
 def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
     return {offset: claim for offset, claim in claims.items() if offset not in offsets}
+
+
+def _not_emptied(
+    left: Mapping[int, int], bands: Sequence[int], in_bands: Sequence[Sequence[bytes]]
+) -> Set[int]:
+    """The bands that still have a backlog: one that comes out whole is not a backlog any more."""
+    emptied = {
+        band
+        for band, names in zip(bands, in_bands, strict=True)
+        if names and len(names) == left[band]
+    }
+    return left.keys() - emptied

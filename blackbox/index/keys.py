@@ -29,124 +29,140 @@ read    -- dispatch
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""
 
+    prefix: bytes
+    due: bytes
+    """sorted set: member -> epoch ms: the due time, or the next attempt. A parked request has a score above
+    2^43, which belongs to its target. The member `~` at +inf shows that the key was not lost.
+
+    written -- intake, dispatch, recovery
+    read    -- dispatch, recovery, the walk, look-ups
+    """
+    ids: bytes
+    """hash: caller id -> member of the pending request that has it, also of a cold one. The field `\\xff`
+    keeps the key in existence.
+
+    written -- intake, dispatch, recovery
+    read    -- intake, dispatch, look-ups
+    """
+    state: bytes
+    """hash: what the index says of itself; see below
+
+    written -- intake, dispatch, recovery
+    read    -- intake, dispatch, recovery, the walk, look-ups
+
+    format      -- the version of this schema
+    requests    -- position: the next offset of the request topic to be read
+    token       -- random, new with each opening of the shard
+    cluster_id  -- Kafka's id of the cluster that the index belongs to
+    topic_id    -- Kafka's id of the request topic
+    receipts_id -- Kafka's id of the receipts topic
+    group       -- the consumer group
+    rebuild     -- the token of the opening that rebuilds the index; absent when that is done
+    known_from  -- the offset at which the index begins: it has no information on earlier requests
+    told        -- an offset: of the conditional records below it, about requests that the index does
+                   not know, those in `ignored` did not count, and the others did
+    judged      -- callers' rules were applied to the requests below this offset
+    unknown     -- epoch ms: the outcomes of requests that were due before this time may be missing,
+                   because receipts were removed
+    gap         -- [from, up to, an offset as in the field `told`]: requests that retention removed
+                   before they were read
+    tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read
+    doubtful    -- [[offset, outcome, topic/partition, offset there, topic id], …]: requests in doubt
+    mark        -- [requests, receipts, pairs]: the last low-water mark
+    largest     -- the size of the largest payload ever stored, in bytes
+    cold        -- the number of requests in the key `cold`, which exists if this is above 0
+    named       -- 1: `ids` must exist
+    moved       -- 1: `moved` must exist
+    ended       -- 1: `ended` must exist
+    ahead       -- an offset: `skip` must exist if this is above the segment of `requests`
+    """
+    receipts: bytes
+    """string: position: the next offset of the receipts topic to be read
+
+    written -- dispatch, recovery
+    read    -- intake, dispatch, recovery, the walk
+    """
+    cold: bytes
+    """hash: segment -> bitmap of its 65,536 offsets: the requests of the cold tier
+
+    written -- intake
+    read    -- intake, promotion, the walk, look-ups
+    """
+    skip: bytes
+    """hash: segment -> bitmap: requests at or above the position `requests` that have ended already
+
+    written -- dispatch, recovery; intake removes segments that it has passed
+    read    -- intake, the walk
+    """
+    ignored: bytes
+    """sorted set: member -> its offset: conditional records that did not count, until a receipt names them
+
+    written -- intake, recovery; dispatch removes them
+    read    -- intake, recovery, and dispatch for the low-water mark
+    """
+    early: bytes
+    """sorted set: member -> its offset: replacements by id, not read yet, that count, as the requests that
+    they replace were removed while Redis was full
+
+    written -- recovery; intake removes them
+    read    -- intake, the walk
+    """
+    moved: bytes
+    """sorted set: member of a request -> offset of the carried record by which it came into the index. The
+    member `~` is as in `due`.
+
+    written -- intake; dispatch removes them
+    read    -- intake, recovery
+    """
+    ended: bytes
+    """sorted set: member of a cold request -> offset of the cancel by id that ended it. The member `~` is as
+    in `due`.
+
+    written -- intake; dispatch removes what is below the low-water mark
+    read    -- intake, look-ups
+    """
+    unwanted: bytes
+    """sorted set: member -> its offset: requests in doubt that were cancelled or replaced; they end if
+    their message does not exist
+
+    written -- intake, recovery; dispatch removes them
+    read    -- dispatch, `rebind`
+    """
+    in_flight: bytes
+    """hash: token -> the members of the batch that is being delivered, concatenated
+
+    written -- dispatch
+    read    -- intake, before it replaces a request by id; cancels over HTTP and the command line
+    """
+    paused: bytes
+    """hash: target -> since when it is paused, epoch ms
+
+    written -- `pause` and `resume`, over HTTP and the command line
+    read    -- dispatch, the API, `status`
+    """
+    callers: bytes
+    """sorted set: callers that have a key `of:<caller>`, with the score 0
+
+    written -- intake
+    read    -- recovery
+    """
+
     def __init__(self, shard: Shard) -> None:
         self.prefix = f"{PREFIX}{{{shard}}}:".encode()
         self.due = self.prefix + b"due"
-        """sorted set: member -> epoch ms: the due time, or the next attempt. A parked request has a score above
-        2^43, which belongs to its target. The member `~` at +inf shows that the key was not lost.
-
-        written -- intake, dispatch, recovery
-        read    -- dispatch, recovery, the walk, look-ups
-        """
         self.ids = self.prefix + b"ids"
-        """hash: caller id -> member of the pending request that has it, also of a cold one. The field `\\xff`
-        keeps the key in existence.
-
-        written -- intake, dispatch, recovery
-        read    -- intake, dispatch, look-ups
-        """
         self.state = self.prefix + b"state"
-        """hash: what the index says of itself; see below
-
-        written -- intake, dispatch, recovery
-        read    -- intake, dispatch, recovery, the walk, look-ups
-
-        format      -- the version of this schema
-        requests    -- position: the next offset of the request topic to be read
-        token       -- random, new with each opening of the shard
-        cluster_id  -- Kafka's id of the cluster that the index belongs to
-        topic_id    -- Kafka's id of the request topic
-        receipts_id -- Kafka's id of the receipts topic
-        group       -- the consumer group
-        rebuild     -- the token of the opening that rebuilds the index; absent when that is done
-        known_from  -- the offset at which the index begins: it has no information on earlier requests
-        told        -- an offset: of the conditional records below it, about requests that the index does
-                       not know, those in `ignored` did not count, and the others did
-        judged      -- callers' rules were applied to the requests below this offset
-        unknown     -- epoch ms: the outcomes of requests that were due before this time may be missing,
-                       because receipts were removed
-        gap         -- [from, up to, an offset as in the field `told`]: requests that retention removed
-                       before they were read
-        tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read
-        doubtful    -- [[offset, outcome, topic/partition, offset there, topic id], …]: requests in doubt
-        mark        -- [requests, receipts, pairs]: the last low-water mark
-        largest     -- the size of the largest payload ever stored, in bytes
-        cold        -- the number of requests in the key `cold`, which exists if this is above 0
-        named       -- 1: `ids` must exist
-        moved       -- 1: `moved` must exist
-        ended       -- 1: `ended` must exist
-        ahead       -- an offset: `skip` must exist if this is above the segment of `requests`
-        """
         self.receipts = self.prefix + b"receipts"
-        """string: position: the next offset of the receipts topic to be read
-
-        written -- dispatch, recovery
-        read    -- intake, dispatch, recovery, the walk
-        """
         self.cold = self.prefix + b"cold"
-        """hash: segment -> bitmap of its 65,536 offsets: the requests of the cold tier
-
-        written -- intake
-        read    -- intake, promotion, the walk, look-ups
-        """
         self.skip = self.prefix + b"skip"
-        """hash: segment -> bitmap: requests at or above the position `requests` that have ended already
-
-        written -- dispatch, recovery; intake removes segments that it has passed
-        read    -- intake, the walk
-        """
         self.ignored = self.prefix + b"ignored"
-        """sorted set: member -> its offset: conditional records that did not count, until a receipt names them
-
-        written -- intake, recovery; dispatch removes them
-        read    -- intake, recovery, and dispatch for the low-water mark
-        """
         self.early = self.prefix + b"early"
-        """sorted set: member -> its offset: replacements by id, not read yet, that count, as the requests that
-        they replace were removed while Redis was full
-
-        written -- recovery; intake removes them
-        read    -- intake, the walk
-        """
         self.moved = self.prefix + b"moved"
-        """sorted set: member of a request -> offset of the carried record by which it came into the index. The
-        member `~` is as in `due`.
-
-        written -- intake; dispatch removes them
-        read    -- intake, recovery
-        """
         self.ended = self.prefix + b"ended"
-        """sorted set: member of a cold request -> offset of the cancel by id that ended it. The member `~` is as
-        in `due`.
-
-        written -- intake; dispatch removes what is below the low-water mark
-        read    -- intake, look-ups
-        """
         self.unwanted = self.prefix + b"unwanted"
-        """sorted set: member -> its offset: requests in doubt that were cancelled or replaced; they end if
-        their message does not exist
-
-        written -- intake, recovery; dispatch removes them
-        read    -- dispatch, `rebind`
-        """
         self.in_flight = self.prefix + b"in-flight"
-        """hash: token -> the members of the batch that is being delivered, concatenated
-
-        written -- dispatch
-        read    -- intake, before it replaces a request by id; cancels over HTTP and the command line
-        """
         self.paused = self.prefix + b"paused"
-        """hash: target -> since when it is paused, epoch ms
-
-        written -- `pause` and `resume`, over HTTP and the command line
-        read    -- dispatch, the API, `status`
-        """
         self.callers = self.prefix + b"callers"
-        """sorted set: callers that have a key `of:<caller>`, with the score 0
-
-        written -- intake
-        read    -- recovery
-        """
 
     def message(self, member: bytes) -> bytes:
         """string: the payload of an entry: a line of JSON, then the bytes of the message. It expires.

@@ -83,7 +83,7 @@ def example() -> str:
 
 def state_fields() -> dict[str, str]:
     """The fields of a shard's state."""
-    fields = items_in(docstrings_in(Keys.__init__)["state"])
+    fields = items_in(docstrings_in(Keys)["state"])
     return {name: text for name, text in fields.items() if name not in ("written", "read")}
 
 
@@ -106,9 +106,7 @@ def undocumented(client: Any) -> Iterator[str]:
 def _keys() -> dict[str, str]:
     """The docstring of each key of a shard, by the name of the key."""
     one = Keys(_ANY)
-    found = {
-        getattr(one, name).decode(): text for name, text in docstrings_in(Keys.__init__).items()
-    }
+    found = {getattr(one, name).decode(): text for name, text in docstrings_in(Keys).items()}
     found[one.message(b"<member>").decode()] = inspect.getdoc(Keys.message) or ""
     found[one.of("<caller>").decode()] = inspect.getdoc(Keys.of) or ""
     return found

@@ -11,7 +11,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
-from blackbox.config.settings import Settings, SettingsError, load
+from blackbox.config.properties import SettingsError
+from blackbox.config.settings import Settings, load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
