@@ -23,7 +23,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    ((?:make|pip|export|blackbox) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
-ELSEWHERE = ("make demo", "pip install '.[server]'", "pip install '.[spark]'")
+ELSEWHERE = ("make demo", "make test", "pip install '.[server]'", "pip install '.[spark]'")
 """Commands that run everything, or that installed this test."""
 
 
