@@ -146,12 +146,12 @@ class Settings(BaseSettings):
         604_800, ge=1, le=TEN_YEARS_S,
         description="how long the journals keep a record, at least, from when it was written, for "
                     "`show`, the [ledger](ledger.md) and the [audit](audit.md); then, once no pending "
-                    "request needs it, blackbox [removes it from Kafka](how-it-works.md#trimming)",
+                    "request needs it, blackbox [removes it from Kafka](recovery.md#trimming)",
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,
         description="how often each shard determines its [low-water "
-                    "mark](how-it-works.md#the-low-water-mark) and trims its journals; with Spark, at "
+                    "mark](recovery.md#the-low-water-mark) and trims its journals; with Spark, at "
                     "least once in each window of dispatch (ten minutes)",
     )  # fmt: skip
     renew_after_s: int | None = Field(

@@ -233,7 +233,7 @@ class DispatchChanges(PostponingChanges):
         with self._lock:
             self._watch_positions(self._keys.state)
             every = {**self.doubtful, **claims}
-            self._exec_while_opening(self._doubt(every), even_if_full=True)
+            self._run_multi_while_opening(self._doubt(every), even_if_full=True)
             self.doubtful = every
 
     def end_if_undelivered(self, offsets: Collection[int]) -> None:

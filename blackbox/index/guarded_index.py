@@ -55,7 +55,7 @@ class GuardedIndex(CommandBuilder):
         with self._lock:
             self._session.close()
 
-    def _exec(
+    def _run_multi(
         self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
     ) -> bool:
         replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), while_busy)[-1]
@@ -66,24 +66,26 @@ class GuardedIndex(CommandBuilder):
 
     def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions) -> bool:
         try:
-            return self._exec(commands)
+            return self._run_multi(commands)
         except IndexFull:
             # A full Redis refuses even a MULTI that only removes; a script may do that. EXEC has
             # ended the WATCH, so the script compares the positions itself.
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script])[0])
 
-    def _exec_while_opening(self, commands: Iterable[bytes], *, even_if_full: bool = False) -> None:
+    def _run_multi_while_opening(
+        self, commands: Iterable[bytes], *, even_if_full: bool = False
+    ) -> None:
         if even_if_full:
             is_done = self._exec_even_if_full(list(commands), self.positions)
         else:
-            is_done = self._exec(commands)
+            is_done = self._run_multi(commands)
         if not is_done:
             raise PositionsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def _mark_while_opening(self, key: bytes, offsets: Sequence[int]) -> None:
         self._watch_positions(self._keys.state)
-        self._exec_while_opening(self._add_members(key, offsets), even_if_full=True)
+        self._run_multi_while_opening(self._add_members(key, offsets), even_if_full=True)
 
     def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):

@@ -58,7 +58,9 @@ class IntakeChanges(Lookups):
                 is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
                 commands = self._commands_that_store(plan, view, end, largest, now_ms)
-                if not is_in_flight and self._exec(commands, while_busy if attempt == 0 else None):
+                if not is_in_flight and self._run_multi(
+                    commands, while_busy if attempt == 0 else None
+                ):
                     # before the position: dispatch looks at both
                     self.removed += len(plan.removals)
                     self.positions = self.positions._replace(requests=end)

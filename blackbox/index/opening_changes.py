@@ -93,7 +93,7 @@ class OpeningChanges(Lookups):
             ]
             if is_rebuild:
                 first.append(pack("HSET", self._keys.state, b"rebuild", self._token))
-            self._exec_while_opening(first)
+            self._run_multi_while_opening(first)
             self.positions, self.doubtful = positions, {}
             requests, receipts = (b"%d" % position for position in positions)
             self._loaded = (FORMAT, requests, self._token, receipts)
@@ -104,7 +104,7 @@ class OpeningChanges(Lookups):
             self._watch_loaded()
             more = (b"rebuild", self._token) if is_rebuild else ()
             about = pack("HSET", self._keys.state, *self._bound(binding), *more)
-            self._exec_while_opening([about], even_if_full=True)
+            self._run_multi_while_opening([about], even_if_full=True)
             self._loaded = (*self._loaded[:2], self._token, self._loaded[3])
 
     def discard(self) -> None:
@@ -112,7 +112,7 @@ class OpeningChanges(Lookups):
         with self._lock:
             self._drop_payloads()
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
-            self._exec_while_opening([self._empty(callers)])
+            self._run_multi_while_opening([self._empty(callers)])
             self.positions = Positions(-1, -1)
 
     def rebind(
@@ -186,7 +186,7 @@ class OpeningChanges(Lookups):
             self._watch_positions(self._keys.state)
             state = self._keys.state
             change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
-            self._exec_while_opening([pack(*change)])
+            self._run_multi_while_opening([pack(*change)])
 
     def lost_before(self, first: int, verdicts_below: int) -> None:
         """Record that retention removed the requests from the position to `first` before they were read.
@@ -196,7 +196,7 @@ class OpeningChanges(Lookups):
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
             gap = orjson.dumps((start, first, verdicts_below))
-            self._exec_while_opening([pack("HSET", self._keys.state, "gap", gap)])
+            self._run_multi_while_opening([pack("HSET", self._keys.state, "gap", gap)])
 
     def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:
         """Commands that remove what is said of requests at or above this offset, apart from entries."""
@@ -246,7 +246,7 @@ class OpeningChanges(Lookups):
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
-            self._exec_while_opening([drop, pack("ZREM", self._keys.due, *names)])
+            self._run_multi_while_opening([drop, pack("ZREM", self._keys.due, *names)])
 
     def _watch_loaded(self) -> None:
         """Watch the index; raise PositionsMoved when it is not the one that `load` found."""

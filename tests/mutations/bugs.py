@@ -50,9 +50,11 @@ BUGS = (
         (
             Change(
                 "index/intake_changes.py",
-                "                if not is_in_flight and self._exec(commands, while_busy if attempt == 0 else None):\n",
+                "                if not is_in_flight and self._run_multi(\n"
+                "                    commands, while_busy if attempt == 0 else None\n"
+                "                ):\n",
                 "                moved = self._write_requests(end, b'largest', largest)\n"
-                "                if not is_in_flight and self._exec([moved]) and self._exec(commands):\n",
+                "                if not is_in_flight and self._run_multi([moved]) and self._run_multi(commands):\n",
             ),
         ),
         ("EXEC itself lost", "connections to Redis cut"),

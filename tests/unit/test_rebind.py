@@ -862,7 +862,7 @@ def test_a_rebind_works_in_a_full_redis(
     write_records(request())
     make().open()
     empty_index.load()
-    run, exec_ = Run(journal, ours=OURS._replace(group="others")), ShardIndex._exec
+    run, exec_ = Run(journal, ours=OURS._replace(group="others")), ShardIndex._run_multi
     full: list[bool] = []
 
     def refused(self: ShardIndex, *args: Any) -> bool:
@@ -872,7 +872,7 @@ def test_a_rebind_works_in_a_full_redis(
             raise IndexFull("Redis has no memory left")
         return exec_(self, *args)
 
-    monkeypatch.setattr(ShardIndex, "_exec", refused)
+    monkeypatch.setattr(ShardIndex, "_run_multi", refused)
     run.run(empty_index)
 
     assert full
