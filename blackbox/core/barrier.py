@@ -40,10 +40,13 @@ def commit_barrier(
     for attempt in range(ATTEMPTS):
         bounds = journal.receipt_bounds()
         end = bounds.end
-        tail = _tail(journal, Bounds(max(since, bounds.start), end))
-        # An owner commits one receipt after the other, so only its last one may be torn. Later
-        # attempts check all that came between the look and the barrier.
-        newest = tail[-1:] if attempt == 0 else tail
+        unknown = Bounds(max(since, bounds.start), end)
+        # Later attempts read all that came between the look and the barrier: another group may
+        # have opened the shard.
+        tail = _tail(journal, unknown) if attempt == 0 else list(journal.receipts(*unknown))
+        # An owner commits one receipt after the other, so only its last one may be torn. There may
+        # have been several owners since the look.
+        newest = tail[-1:] if attempt == 0 else tail[-DOUBTFUL:]
         claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
         missing, unread = journal.check(claims, PATIENCE_S)
         _warn(shard, missing, unread)

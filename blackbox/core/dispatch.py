@@ -178,7 +178,7 @@ class Dispatch:
     ) -> None:
         # before the transaction begins: reading a long backlog could outlast it
         self._prepare_follow_ups(batch)
-        # from here on a cancel is too late: cancels and replacements wait until the batch has left
+        # from here on a cancel is too late: its answer, and replacements by id, wait for the batch
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
             return
@@ -187,7 +187,7 @@ class Dispatch:
         try:
             if not delivery.send():
                 self.writer.abort()
-                # nothing is settled, so cancels and replacements would wait for these requests
+                # nothing is settled: answers to cancels, and replacements by id, would wait for these
                 self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return

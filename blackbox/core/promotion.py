@@ -18,10 +18,9 @@ logger = logging.getLogger("blackbox.core.promotion")
 
 # The limits of one transaction: read_committed consumers of the topic wait for its end.
 CARRIED_AT_ONCE = 5000
+BYTES_AT_ONCE = 8 << 20
 # Offsets between two cold requests from which on a new read is worthwhile.
 FAR_APART = 20_000
-
-BYTES_AT_ONCE = 8 << 20
 
 
 class PromotionJournal(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -107,6 +107,9 @@ GAUGES = {
     ),
     "intake_paused": ("1 while Redis has no room and requests wait in Kafka",),
 }  # fmt: skip
+
+OF_DRIVER = ("hidden_records", "hidden_seconds", "cold_unpromotable")
+"""With Spark, the gauges of shards that the driver sets, not the task that owns the shard."""
 
 Sample = tuple[str, tuple[str, ...], float]
 """name of the metric, values of its labels, its value"""
@@ -225,10 +228,10 @@ class Metrics:
         for name in ("void", "gone"):
             self._counters[name].labels(str(shard))
 
-    def given_up(self, shard: Shard) -> None:
+    def given_up(self, shard: Shard, only: Collection[str] = GAUGES) -> None:
         """Stop showing gauges of a shard that another process owns now."""
-        for name, (_, *labels) in GAUGES.items():
-            if "shard" in labels:
+        for name in only:
+            if "shard" in GAUGES[name][1:]:
                 self._gauges[name].remove_by_labels({"shard": str(shard)})
 
     def oscillated(self, topic: str, seconds: int) -> None:

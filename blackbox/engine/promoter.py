@@ -150,8 +150,8 @@ class PromotionJob:
         # Shards are promoted one after the other: this one may have been lost while it waited.
         confirm()
         done = self._promoter.promote(shard, self.clock.earliest_ms(), confirm)
-        confirm()
-        self.metrics.promoted(shard, done)
+        if shard in self.shards():
+            self.metrics.promoted(shard, done)
         if done.near or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",

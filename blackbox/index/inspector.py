@@ -63,8 +63,9 @@ class Inspector:
 
     Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
     version wrote. The number of commands does not depend on the number of entries in the shard. `list_pending` takes
-    one or two for each request that it returns, `bands` one for each band, `pending_counts` one for each
-    interval. `cold` reads all bitmaps of the cold tier.
+    one or two for each request that it returns, and with `behind` the binary logarithm of how many are due at that
+    instant; `bands` one for each band, `pending_counts` one for each interval. `cold` reads all bitmaps of the cold
+    tier.
     """
 
     def __init__(self, connections: Connections) -> None:

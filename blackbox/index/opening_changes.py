@@ -64,7 +64,7 @@ class OpeningChanges(Lookups):
         unknown_ms: int = 0,
         is_rebuild: bool = False,
     ) -> None:
-        """Empty the index and give it its first positions, in one MULTI.
+        """Remove the entries in steps, then empty the rest and write the first positions in one MULTI.
 
         Conditional records below `verdicts_below` counted, unless they are `ignored`. Callers'
         rules do not judge requests below `judged` again. Requests that were due before `unknown_ms`

@@ -164,7 +164,8 @@ class KafkaAccess:
             "allow.auto.create.topics": False,
             "linger.ms": 2,
             "batch.num.messages": 10_000,
-            # The default of 300 s would let one unwritable record block a flush for as long; 6 s
+            # The default (300 s, or the transaction's timeout) would let one unwritable record block a
+            # flush for as long; 6 s
             # would be less than a failover of brokers takes.
             "message.timeout.ms": 15_000,
             "request.timeout.ms": 5_000,

@@ -99,7 +99,11 @@ class Membership:
             raise RecoveryRequired(f"{shard}: not confirmed by the group: {question.refusal.str()}")
 
     def commit_later(self, positions: dict[Shard, int]) -> None:
-        """Commit positions for lag monitors; nothing else depends on it."""
+        """Commit positions, for lag monitors.
+
+        A recovery without an index reads them too, to see whether receipts are missing; it does not need
+        the latest.
+        """
         owned = self.owned()
         for shard, offset in positions.items():
             if shard in owned:

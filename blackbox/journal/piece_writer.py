@@ -76,16 +76,18 @@ class PieceProgressReader:
         """The marks of these pieces, without those that were never begun. Raises JournalLost.
 
         A commit that has just succeeded may not be visible yet. With `wait_for_commits`, waits for it, and for
-        any open transaction, 20 s at most.
+        any open transaction, 20 s at most for each piece.
         """
-        deadline = time.monotonic() + SETTLE_S
-        ask = partial(self._ask, wait_for_commits=wait_for_commits, deadline=deadline)
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            names = list(names)
-            marks = pool.map(ask, names)
+        names = list(names)
+        pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+        try:
+            marks = pool.map(partial(self._ask, wait_for_commits=wait_for_commits), names)
             return {name: mark for name, mark in zip(names, marks, strict=True) if mark is not None}
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure, the others need not be asked
 
-    def _ask(self, name: str, *, wait_for_commits: bool, deadline: float) -> PieceProgress | None:
+    def _ask(self, name: str, *, wait_for_commits: bool) -> PieceProgress | None:
+        deadline = time.monotonic() + SETTLE_S
         while True:
             is_last = time.monotonic() > deadline
             try:

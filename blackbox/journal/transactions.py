@@ -14,7 +14,7 @@ from blackbox.records.errors import RecoveryRequired
 
 OPEN_ATTEMPTS = 5
 OPEN_ATTEMPT_S = 6.0
-SETTLE_S = 20.0  # as long as transaction.timeout.ms, after which the coordinator aborts
+SETTLE_S = 20.0  # transaction.timeout.ms; the coordinator then aborts within 10 s
 
 
 class Transactions:

@@ -74,7 +74,7 @@ class CallerAdmission:
                     refused |= self._too_fast(caller, rule, theirs)
                     left = [one for one in theirs if one.record.offset not in refused]
                     refused |= self._too_many(caller, rule, left)
-                # quotas are approximate: intake does not wait for the Redis that counts them
+                # quotas are approximate: if the Redis that counts does not answer, they are not applied
                 except IndexLost as silent:
                     logger.warning(
                         "cannot count the quotas of %r, so they are not enforced now: %s",

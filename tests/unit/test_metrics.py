@@ -14,8 +14,9 @@ from prometheus_client import generate_latest
 from blackbox.core.dispatch import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
+from blackbox.core.promotion import Promoted
 from blackbox.core.recovery import Recovered
-from blackbox.engine.metrics import Metrics, Report
+from blackbox.engine.metrics import OF_DRIVER, Metrics, Report
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
@@ -122,6 +123,16 @@ def test_a_released_shard_has_no_metrics(metrics: Metrics) -> None:
     shown = generate_latest(metrics.registry).decode()
     assert 'shard="TB-3"' not in shown
     assert value(metrics, "blackbox_shard_open", shard="TB-4") == 1
+
+
+def test_a_driver_that_lost_a_shard_keeps_what_the_task_of_the_shard_shows(
+    metrics: Metrics,
+) -> None:
+    metrics.promoted(SHARD, Promoted(SHARD, cold=3, lost=1))
+    metrics.show(SHARD, hidden_records=2, hidden_seconds=9, pending=4)
+    metrics.given_up(SHARD, OF_DRIVER)
+    shown = generate_latest(metrics.registry).decode()
+    assert re.findall(r'blackbox_(\w+)\{.*shard="TB-3"', shown) == ["pending"]
 
 
 def test_two_metrics_objects_share_no_registry(metrics: Metrics) -> None:

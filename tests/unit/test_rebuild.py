@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, RecoveryRequired
-from blackbox.records.receipt import Mark, Receipt
+from blackbox.records.receipt import Checked, Claim, Mark, Receipt
 from blackbox.records.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.fakes import FakeJournal
@@ -834,6 +835,26 @@ def test_the_first_of_two_groups_that_open_a_shard_keeps_it(
             make().open()
 
     assert [barrier.group for barrier in barriers(journal)] == ["theirs", "blackbox", "theirs"]
+
+
+def test_a_group_that_opens_a_shard_during_its_recovery_keeps_it_however_much_it_writes(
+    recovery: Recovery, write_records: Written, journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    write_records(request())
+    journal.append(delivered())
+    others = [THEIRS, *(delivered() for _ in range(200))]
+    check = journal.check
+
+    def check_slowly(claims: Iterable[Claim], patience_s: float) -> Checked:
+        while others:
+            journal.append(others.pop(0))
+        return check(claims, patience_s)
+
+    monkeypatch.setattr(journal, "check", check_slowly)
+
+    with pytest.raises(ForeignIndex, match="belong to the group 'theirs'"):
+        recovery.open()
 
 
 def test_a_rebuild_does_not_start_at_a_mark_beyond_the_end_of_the_requests(

@@ -204,3 +204,19 @@ def test_a_cron_whose_times_are_too_far_apart_is_refused_though_its_first_time_i
         asked = {"topic": "orders", "message": "m", "id": "a", "cron": f"0 0 {days}"}
         read = format.parse(Record(0, january_ms, None, orjson.dumps(asked), []), january_ms)
         assert isinstance(read, Request if is_taken else Invalid), read
+
+
+def test_the_last_time_that_is_near_enough_is_delivered_before_a_recurrence_ends() -> None:
+    """From 1 May to 1 June it is a day longer than a request may wait: the request for May is one of blackbox's own."""
+    format = make_format(
+        "countdown", Options(30 * 86_400, own_topics=lambda topic: False, topic="TB")
+    )
+    april_ms = ms("2027-04-01T00:00")
+    asked = {"topic": "orders", "message": "m", "id": "a", "cron": "0 0 1 * *"}
+    value = orjson.dumps(asked | {"timezone": "Europe/Berlin", "at": ms("2027-05-01T00:00")})
+
+    own = Record(9, april_ms, None, value, [("blackbox-follows", b"TB/0@7")])
+    read = format.parse(own, april_ms)
+
+    assert isinstance(read, Request), read
+    assert isinstance(format.parse(Record(9, april_ms, None, value, []), april_ms), Invalid)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from blackbox.config.settings import Half, Settings
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.engine import hidden_records
-from blackbox.engine.metrics import Metrics
+from blackbox.engine.metrics import OF_DRIVER, Metrics
 from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
@@ -191,6 +191,8 @@ class SparkEngine:
         with self._lock:
             self._shards.difference_update(shards)
             self._assign()
+        for shard in shards:
+            self.metrics.given_up(shard, OF_DRIVER)
         # The group gives the shards to another member when this returns.
         if self._windows is not None and not self._windows.wait_given_up(shards, STOP_S):
             logger.warning("some shards are still busy; the next owner will fence them")

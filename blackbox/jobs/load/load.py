@@ -26,9 +26,11 @@ from blackbox.spark.spark_session import numbered
 from blackbox.spark.task_io import REPORT, reports
 
 LANE_ROWS_PER_S = 20_000
-# How long another run may make no progress: by then, a transaction that it left open has timed out.
+# How long another run may make no progress: a transaction that it left open has mostly timed out by then,
+# and the next writer of the piece fences it anyway.
 OTHER_RUN_SILENT_S = 25.0
 LOOK_S = 0.5
+MOST_WATCHED = 64
 TRIES = 3
 
 KIND_OF_SUFFIX = {
@@ -209,7 +211,7 @@ class Load:
             problems = [report for report in reports if report.problem is not None]
             is_shared = any(problem.is_fenced for problem in problems)
             # Another run has transactions open most of the time: do not wait for their end.
-            self.pieces_in = self._progress.of(self._of, wait_for_commits=not is_shared)
+            self._look(wait_for_commits=not is_shared)
             for problem in problems:
                 if problem.is_final:
                     raise UnusableFile(problem.problem)
@@ -221,9 +223,14 @@ class Load:
                 raise NotLoaded(problems[0].problem if problems else "no more rows could be sent")
 
     def count_rows_in(self) -> int:
-        """How many rows are in the topic now. Safe to call from another thread than the one that sends."""
-        self._watched |= self._progress.of(self._unfinished(self._watched))
+        """How many rows are in the topic, about. Safe to call from another thread than the one that sends."""
+        # The first ones only: pieces are sent in this order, and each costs a client.
+        self._watched |= self._progress.of(self._unfinished(self._watched)[:MOST_WATCHED])
         return sum(mark.rows for mark in self._watched.values())
+
+    def _look(self, *, wait_for_commits: bool = False) -> None:
+        left = self._unfinished(self.pieces_in)
+        self.pieces_in |= self._progress.of(left, wait_for_commits=wait_for_commits)
 
     def _left(self, rows: Mapping[str, int]) -> list[str]:
         return [
@@ -249,8 +256,9 @@ class Load:
         deadline = time.monotonic() + OTHER_RUN_SILENT_S
         while self._left(rows) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
-            before, self.pieces_in = self.pieces_in, self._progress.of(self._of)
-            if self.pieces_in != before:
+            before = self.rows_in
+            self._look()
+            if self.rows_in != before:
                 deadline = time.monotonic() + OTHER_RUN_SILENT_S
 
 
