@@ -250,7 +250,7 @@ def test_receipts_without_their_request_topic_are_refused(settings: Settings) ->
     create(settings, receipts_topic(topic))
     found = findings(settings)
     assert found == [finding("orphaned", topic=topic, receipts=receipts_topic(topic))]
-    assert f"begin with blackbox:{{{topic}-" in found[0].remedy
+    assert f"blackbox rebind {topic} --pending deliver" in found[0].remedy
 
 
 def test_refusals_are_listed_first(
