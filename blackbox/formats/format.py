@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
+from traceback import walk_tb
 
 import orjson
 
@@ -74,6 +76,10 @@ class Format(ABC):
             return self._read(record, latest_ms)
         except RefusedError as refused:
             return refused.invalid
+        except MemoryError:  # not because of this record: it is read again
+            raise
+        except Exception as error:
+            return parser_error(error)
 
     @abstractmethod
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
@@ -116,6 +122,14 @@ class Format(ABC):
         if len(self._usual_targets) < REMEMBERED:
             self._usual_targets.add(topic)
         return topic
+
+
+def parser_error(error: Exception) -> Invalid:
+    """What becomes of a record at which the parser itself fails: else it would stop its shard for good."""
+    frames = walk_tb(error.__traceback__)
+    where = [f"{Path(frame.f_code.co_filename).name}:{line}" for frame, line in frames]
+    detail = f"the parser failed: {type(error).__name__} at {where[-1]}; report it with the record"
+    return Invalid(Reason.PARSER_ERROR, detail)
 
 
 def shown(held: object) -> str:

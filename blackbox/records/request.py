@@ -71,6 +71,7 @@ class Reason(StrEnum):
     NOT_JSON = "not-json"
     NOT_AN_OBJECT = "not-an-object"
     NOT_PROTOBUF = "not-protobuf"
+    PARSER_ERROR = "parser-error"
     DUPLICATE_KEY = "duplicate-key"
     UNKNOWN_FIELD = "unknown-field"
     BAD_TOPIC = "bad-topic"

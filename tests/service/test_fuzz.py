@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from blackbox.config.wiring import formats
 from blackbox.journal.message_conversion import read_records
 from blackbox.records.carried import carried
-from blackbox.records.request import Cancel, Request
+from blackbox.records.request import Cancel, Invalid, Reason, Request
 from tests.hostile import HOSTILE
 from tests.world import PARTITIONS, World, each_of, read_all, until
 
@@ -94,6 +94,7 @@ def superseded(world: World, written: list[Message]) -> set[str]:
         if carried(record.headers):
             continue
         asked = format.parse(record, 2**53)
+        assert not (isinstance(asked, Invalid) and asked.reason is Reason.PARSER_ERROR), asked
         if isinstance(asked, Request | Cancel) and asked.caller_id is not None:
             name = message.partition(), asked.caller_id
             ended |= {held.pop(name)} if name in held else set()

@@ -14,11 +14,21 @@ from blackbox.core.intake import Intake
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovery
 from blackbox.index.shard_index import ShardIndex
-from blackbox.records.request import Cancel, Headers, Request
+from blackbox.records.request import Cancel, Headers, Invalid, Request
 from tests.contract.held import GRACE_S, NOW_MS, SHARD
 from tests.docs.redis import undocumented
 from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
 from tests.unit.opening import Make, Written
+
+
+@pytest.fixture(autouse=True)
+def parser_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service makes dead letters of records at which a parser fails; these tests have to see the failure."""
+
+    def fail(error: Exception) -> Invalid:
+        raise AssertionError("the parser failed") from error
+
+    monkeypatch.setattr("blackbox.formats.format.parser_error", fail)
 
 
 @pytest.fixture

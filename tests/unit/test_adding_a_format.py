@@ -10,6 +10,7 @@ import pytest
 from blackbox import formats
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats as formats_of
+from blackbox.formats.format import parser_error
 from blackbox.records.request import Invalid, Reason, Record, Request
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-format.md").read_text()
@@ -66,3 +67,19 @@ def test_the_example_refuses_records_with_a_reason(
     assert isinstance(refused, Invalid)
     assert refused.reason == reason
     assert field in refused.detail
+
+
+def test_a_fault_in_a_parser_makes_a_dead_letter_and_does_not_stop_the_shard(
+    format: formats.Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(record: Record, latest_ms: int) -> Request:
+        raise KeyError("to")
+
+    monkeypatch.setattr("blackbox.formats.format.parser_error", parser_error)
+    monkeypatch.setattr(format, "_read", read)
+
+    found = parsed(format, b"{}")
+
+    assert isinstance(found, Invalid)
+    assert found.reason is Reason.PARSER_ERROR
+    assert re.search(r"KeyError at test_adding_a_format.py:\d+", found.detail)
