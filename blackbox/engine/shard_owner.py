@@ -207,8 +207,8 @@ class ShardOwner:
             self._log_failure(reason)
             self._close_session()
             raise
+        self._recovered = recovered  # before it is open: the caretaker compares its binding
         self.is_open = True
-        self._recovered = recovered
         self.metrics.recovered(self.shard, recovered)
         self.opened(self, session.index.positions.requests)
         logger.info(

@@ -118,7 +118,7 @@ class SparkEngine:
         if self.only != "dispatch":
             self._stream = IntakeStream(
                 self._session, settings, self._kafka, self.metrics, self._run,
-                has_room=self._has_room, tasks=lambda: self._slots - self._slots // 2,
+                has_room=self._has_room, tasks=lambda: slots_for("intake", self._slots, self.only),
                 pause_intake=self._monitor.pause_intake,
             )  # fmt: skip
             self._stream.start()
@@ -204,8 +204,7 @@ class SparkEngine:
             self._stream.assign(self._shards)
 
     def _groups(self) -> int:
-        """The number of dispatch tasks: half of Spark's slots; without intake, all."""
-        return self._slots if self.only == "dispatch" else self._slots // 2
+        return slots_for("dispatch", self._slots, self.only)
 
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
@@ -248,3 +247,10 @@ class SparkEngine:
             return max(2, context.defaultParallelism)
         except (Py4JError, OSError, AttributeError) as error:
             raise EngineFailed(f"Spark's JVM is gone: {error}") from error
+
+
+def slots_for(half: Half, slots: int, only: Half | None) -> int:
+    """How many of Spark's slots one half of the work gets: half of them, or all if it runs alone."""
+    if only is not None:
+        return slots if half == only else 0
+    return slots // 2 if half == "dispatch" else slots - slots // 2

@@ -113,7 +113,7 @@ class IntakeStream:
                 self._read_until_changed()
             except Exception as failure:
                 if self._stopping.is_set():
-                    return
+                    break
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause_s = FIRST_PAUSE_S
                 logger.warning(
