@@ -230,7 +230,7 @@ class AsyncClient(_BaseClient):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._writer.close()
+        await asyncio.to_thread(self._writer.close)
         await asyncio.to_thread(self._reader.close)
 
 

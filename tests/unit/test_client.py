@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -241,6 +242,24 @@ def test_the_async_client_raises_an_error_for_a_rejected_request() -> None:
 
     with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
         asyncio.run(talk())
+
+
+def test_the_async_client_closes_without_stopping_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed_by: list[threading.Thread] = []
+    monkeypatch.setattr(
+        "blackbox.client.request_writer.RequestWriter.close",
+        lambda writer: closed_by.append(threading.current_thread()),
+    )
+
+    async def talk() -> None:
+        async with AsyncClient("127.0.0.1:1", kafka_settings=AWAY):
+            pass
+
+    asyncio.run(talk())
+    assert len(closed_by) == 1
+    assert closed_by[0] is not threading.main_thread()
 
 
 def test_a_lookup_without_kafka_names_the_bootstrap_servers(
