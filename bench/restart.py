@@ -196,10 +196,7 @@ BESIDE = "crash, beside another"
 
 
 def main(
-    engines: Annotated[list[str], typer.Option(help="The engines to measure.")] = [
-        "process",
-        "spark",
-    ],  # noqa: B006
+    engines: Annotated[list[str], typer.Option(help="The engines.")] = ["process", "spark"],  # noqa: B006
     events: Annotated[list[str], typer.Option(help="The events.")] = list(EVENTS),  # noqa: B006
     times: Annotated[int, typer.Option(help="The number of times for each event.")] = 20,
     partitions: Annotated[int, typer.Option(help="Partitions of the request topic.")] = 4,
