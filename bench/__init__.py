@@ -1,1 +1,1 @@
-"""How fast blackbox is, beside the same work without it and beside the loop people write by hand."""
+"""Benchmarks: blackbox compared with the same work without it, and with a simple loop written by hand."""

@@ -1,4 +1,4 @@
-"""Run the contestants in turn and print their rates and what matters: the ratios."""
+"""Run the contestants in turn, and print their rates and the ratios between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.support import interpreter
 
 BATCH = 1000
-# The naive loop gets a 40th of the requests: it would take minutes for all of them.
+# The naive loop gets a 40th of the requests, because all of them would take it minutes.
 NAIVE_SHARE = 40
 
 Run = Callable[[], tuple[float, float]]
@@ -26,7 +26,7 @@ Run = Callable[[], tuple[float, float]]
 def main(requests: int = 200_000, rounds: int = 5) -> None:
     """Intake (Kafka to Redis) and drain (Redis to Kafka) of requests of 200 bytes, one shard, one thread each."""
     console = Console()
-    # As a service does; all contestants run in this process.
+    # as a service does: all contestants run in this process
     interpreter.tune()
     with EmbeddedStack() as stack, Progress(console=console) as progress:
         written = progress.add_task("writing the requests", total=None)
@@ -38,7 +38,7 @@ def main(requests: int = 200_000, rounds: int = 5) -> None:
         for _ in range(rounds):
             for name, (count, run) in contestants.items():
                 progress.update(task, description=name)
-                # The garbage of one contestant must not cost the next one time.
+                # The garbage of one contestant must not slow down the next one.
                 gc.collect()
                 intake_s, drain_s = run()
                 seconds[name].append((count / intake_s, count / drain_s))
@@ -84,7 +84,7 @@ def _print(
 
 
 def _ratios(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> list[str]:
-    # Within each round: its contestants ran one after the other, on a machine in the same state.
+    # Ratios within a round: its contestants ran one after the other on a machine in the same state.
     pairs = list(zip(ours, theirs, strict=True))
     return [f"{statistics.median(a[at] / b[at] for a, b in pairs):.2f}" for at in (0, 1)]
 

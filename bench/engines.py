@@ -31,9 +31,9 @@ from blackbox.embedded.tcp_ports import free_port
 ENGINES = ("spark", "process")
 TARGET_PARTITIONS = 4
 WARM_UP = 20_000
-# To empty a Redis of millions takes some seconds.
+# Emptying a Redis with millions of requests takes some seconds.
 PATIENCE_S = 120
-# Countdowns of the lateness runs. Shorter ones than intake takes are late by what it takes.
+# Countdowns of the lateness runs. A countdown shorter than the time of intake makes a message late.
 SHORTEST_S, LONGEST_S = 2.0, 6.0
 
 LATENESS_S = 20
@@ -46,7 +46,7 @@ ALIKE_AT_ONCE = 50_000
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured of one engine; rates per second, times in the unit of the name."""
+    """The measurements of one engine. Rates are per second, times in the unit of the name."""
 
     start_s: float = 0.0
     intake: float = 0.0
@@ -120,9 +120,9 @@ class Field:
             return False
 
     def write(self, count: int, **when: float) -> None:
-        """Requests with one due time or countdown; they appear in Kafka all at once."""
-        # One transaction: the service sees nothing before the commit, so the time to write the
-        # load is in no figure.
+        """Requests with one due time or countdown. They become visible in Kafka at once."""
+        # One transaction: the service sees nothing before the commit. No figure therefore includes the
+        # time to write the load.
         producer = Producer(
             self._bootstrap
             | {
@@ -144,7 +144,7 @@ class Field:
     def write_alike(
         self, count: int, value: bytes, wrote: Callable[[int], None] = lambda done: None
     ) -> None:
-        """One request so many times, as many to each partition; they appear in Kafka all at once."""
+        """One request `count` times, evenly over the partitions. They become visible in Kafka at once."""
         producer = Producer(
             self._bootstrap
             | {
@@ -170,7 +170,7 @@ class Field:
         producer.commit_transaction()
 
     def write_paced(self, per_second: int, seconds: float) -> int:
-        """Requests at an even rate, with countdowns spread evenly; returns how many."""
+        """Requests at an even rate, with evenly spread countdowns. Returns their number."""
         began, sent, total = time.monotonic(), 0, int(per_second * seconds)
         while sent < total:
             due = min(total, int((time.monotonic() - began) * per_second))
@@ -191,7 +191,7 @@ class Field:
         return json.dumps({"topic": self.target, "message": body} | when).encode()
 
     def pending(self) -> int:
-        # Without the member `~` at +inf, which shows that the key was not lost.
+        # without the member `~` at +inf, which shows that the key was not lost
         return sum(
             int(self._redis.zcount(f"blackbox:{{{self.requests}-{p}}}:due", "-inf", "(inf"))
             for p in range(self.partitions)
@@ -201,8 +201,8 @@ class Field:
         return self.pending() >= count
 
     def forget(self) -> None:
-        """Remove everything pending, as cancelling it all would."""
-        # In pieces: one call for millions would block Redis for the service as well.
+        """Remove all pending requests, as cancels do."""
+        # In parts, because one call for millions would also block Redis for the service.
         for partition in range(self.partitions):
             prefix = f"blackbox:{{{self.requests}-{partition}}}:"
             due: Any = f"{prefix}due"
@@ -254,7 +254,7 @@ def wait(what: str, ask: Callable[[], bool]) -> None:
 
 
 def cpu_s(root: psutil.Process) -> float:
-    """Processor time of a process and everything below it, also what has ended."""
+    """Processor time of a process and its descendants, including ended ones."""
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -271,7 +271,7 @@ def memory_mb(root: psutil.Process) -> float:
 
 
 def lateness_ms(field: Field, per_second: int, seconds: int, others: int = 0) -> list[int]:
-    """By how much messages of an even load are late, sorted, once it has run for some seconds.
+    """The sorted lateness of messages of an even load, after the first seconds.
 
     `others` are pending beside it.
     """
@@ -281,7 +281,7 @@ def lateness_ms(field: Field, per_second: int, seconds: int, others: int = 0) ->
     field.write_paced(per_second, seconds)
     wait("delivered", lambda: field.pending() == others)
     time.sleep(1.0)
-    # LONGEST_S later, none of the requests from the first seconds is left.
+    # After LONGEST_S, all requests from the first seconds have been delivered.
     late = sorted(at - due for due, at in field.read_back(start) if due > skipped + 6000)
     assert late[0] >= 0, f"early by {-late[0]} ms"
     return late
@@ -305,7 +305,7 @@ def measure(
         figures.idle_share = (cpu_s(service) - before) / IDLE_S
 
         say("intake")
-        # A smaller load first, so that everything is warm; only the second figure is kept.
+        # A smaller load first as a warm-up: only the second figure is kept.
         for count in (requests // 4, requests):
             before = cpu_s(service)
             field.write(count, countdown=FAR_S)
@@ -319,7 +319,7 @@ def measure(
         figures.memory_mb["busy"] = memory_mb(service)
         for count in (drained // 4, drained):
             start = field.ends()
-            # Time to store them first, at 40,000 a second and 4 s more.
+            # The time to store them first: at 40,000 per second, plus 4 s.
             due_ms = int(time.time() * 1000) + int(count / 40) + 4000
             field.write(count, at=due_ms)
             wait("stored", lambda count=count: field.stored(count))  # type: ignore[misc]
@@ -346,7 +346,7 @@ def main(
     drained: int = 400_000,
     engines: list[str] = typer.Option(list(ENGINES)),  # noqa: B008
 ) -> None:
-    """Real broker, real Redis, requests of 200 bytes, services as processes; one after the other."""
+    """Measure the engines one after the other: a real broker and Redis, requests of 200 bytes, services as processes."""
     console = Console()
     found: dict[tuple[str, int], Figures] = {}
     with EmbeddedStack() as stack:

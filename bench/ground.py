@@ -1,4 +1,4 @@
-"""The ground all contestants run on: one request topic full of requests, one target, one Redis."""
+"""The environment of all contestants: one request topic full of requests, one target, one Redis."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def prepare(stack: EmbeddedStack, count: int) -> Ground:
         bootstrap
         | {
             "linger.ms": 20,
-            # All at once: the loop below never polls.
+            # All at once, because the loop below never polls.
             "queue.buffering.max.messages": count + 1,
             "enable.idempotence": True,
             # With several, librdkafka may report a record that a new leader refused as delivered.
@@ -68,7 +68,7 @@ def prepare(stack: EmbeddedStack, count: int) -> Ground:
 
 
 class Stopwatch:
-    """Seconds of wall time since it was made."""
+    """Seconds of wall time since its creation."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A lost Redis healed at scale, and how the time of each batch job grows."""
+"""Recovery of a large lost Redis, and the time of each batch job by size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from blackbox.records.receipt import Receipt, encode
 
 PARTITIONS = 4
 ROUND, PENDING, CANCELLED = 50, 5, 49
-"""Of fifty requests the first five stay pending, the last one is cancelled, the others are delivered."""
+"""Of fifty requests, the first five stay pending, the last is cancelled, and the others are delivered."""
 
 FAR_S = 86_400
 PATIENCE_S = 1200.0
@@ -47,14 +47,14 @@ console = Console(width=120)
 
 
 class Pending(NamedTuple):
-    """A set of pending requests: how many, and a checksum over each place, due time and message."""
+    """A set of pending requests: their number, and a checksum of each place, due time and message."""
 
     entries: int
     checksum: int
 
 
 class Yard(Field):
-    """Topics with long journals, of whose requests one of ten stays pending, and what works on them."""
+    """Topics with long journals, of whose requests one in ten stays pending, and the services on them."""
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack, "process", PARTITIONS, stack.folder)
@@ -76,7 +76,7 @@ class Yard(Field):
         return time.monotonic() - began
 
     def use(self, engine: str) -> None:
-        """The services from now on run on this engine."""
+        """Let later services run on this engine."""
         self.environment["BLACKBOX_ENGINE"] = engine
 
     def create(self, *topics: str) -> None:
@@ -86,7 +86,7 @@ class Yard(Field):
             future.result()
 
     def ask(self, requests: int) -> list[list[int]]:
-        """Write requests and cancels; the offsets of those to be delivered, by partition."""
+        """Write requests and cancels. Returns the offsets of the requests to be delivered, by partition."""
         due_now: list[list[int]] = [[] for _ in range(PARTITIONS)]
         written = [0] * PARTITIONS
         with Progress(console=console, transient=True) as bar, self._producing() as produce:
@@ -117,7 +117,7 @@ class Yard(Field):
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Requests for a later day at an even rate, meanwhile."""
+        """Write requests for a later day at an even rate during the block."""
         over = Event()
 
         def write() -> None:
@@ -160,7 +160,7 @@ class Yard(Field):
         return all(positions.get(partition, -1) >= end for partition, end in ends.items())
 
     def positions(self) -> dict[int, int]:
-        # An index that Redis has just lost has none.
+        # An index that Redis has just lost has no positions.
         names = range(PARTITIONS)
         found: list[Any] = [self._redis.hget(self._key(p, "state"), "requests") for p in names]
         return {
@@ -179,11 +179,11 @@ class Yard(Field):
         return found
 
     def lose_redis(self) -> None:
-        # As total as without it, and answered at once: the time of the answer is in no figure.
+        # The loss is the same as without it. Redis answers at once, so no figure includes that time.
         self._redis.flushall(asynchronous=True)
 
     def in_redis(self) -> Pending:
-        """What the indexes hold."""
+        """The pending requests in the indexes."""
         count = checksum = 0
         raw: Any = redis.Redis.from_url(self._url)
         for partition in range(PARTITIONS):
@@ -201,8 +201,8 @@ class Yard(Field):
         return Pending(count, checksum)
 
     def in_journals(self, ends: Mapping[int, int]) -> Pending:
-        """What the requests below these offsets leave pending, read from Kafka by plain Python."""
-        # Without blackbox's code for journals: its faults would be on both sides of the comparison.
+        """The pending requests below these offsets, read from Kafka by plain Python."""
+        # Without blackbox's code for journals, whose bugs would be on both sides of the comparison.
         count = checksum = 0
         for partition, end in ends.items():
             ended: set[int] = set()
@@ -251,7 +251,7 @@ class Yard(Field):
 def _records(
     target: str, number: int, is_due: bool = False, is_cancelled: bool = False
 ) -> list[bytes]:
-    # A prime: requests that are written together are due far apart.
+    # a prime, so that requests that are written together are due far apart
     in_s = 0 if is_due else FAR_S + number * 7919 % FAR_S
     asked = f'"topic":"{target}","message":"{number:010d}{BODY}","countdown":{in_s}'
     if not is_cancelled:
@@ -277,7 +277,7 @@ def _now_ms() -> int:
 
 
 def _cpu_s() -> dict[str, float]:
-    """Processor time so far: of Redis, of Kafka, of everything on this machine."""
+    """Processor time until now of Redis, of Kafka, and of the whole machine."""
     spent = {"redis": 0.0, "kafka": 0.0}
     for process in psutil.Process().children(recursive=True):
         line = " ".join(process.cmdline())
@@ -290,7 +290,7 @@ def _cpu_s() -> dict[str, float]:
 
 
 class Healed(NamedTuple):
-    """A total loss of Redis, and how long it took. `found` in Redis then, `expected` by Kafka."""
+    """A recovery from a total loss of Redis. `found` is the content of Redis after it, `expected` that of Kafka."""
 
     engine: str
     took_s: float
@@ -305,9 +305,9 @@ def heal(
     pending: int = 2_000_000,
     engines: list[str] = typer.Option(["process", "spark"]),  # noqa: B008
 ) -> None:
-    """FLUSHALL under load, healed by the service of each engine.
+    """FLUSHALL under load, and the recovery by the service of each engine.
 
-    What Redis holds in the end is compared with a plain reading of the journals.
+    The final content of Redis is compared with a plain read of the journals.
     """
     requests = pending * ROUND // PENDING
     healed = []
@@ -319,7 +319,7 @@ def heal(
             healed.append(_healed(yard, engine))
             console.print(_table(healed, pending))
     if any(one.found != one.expected for one in healed):
-        raise SystemExit("Redis does not hold what is pending")
+        raise SystemExit("Redis does not contain the pending requests")
 
 
 def _healed(yard: Yard, engine: str) -> Healed:
@@ -366,7 +366,7 @@ def _table(healed: list[Healed], pending: int) -> Table:
 
 
 class Figure(NamedTuple):
-    """A job on journals of so many requests, the command as a whole, in seconds."""
+    """The seconds of the whole command of a job, on journals of this number of requests."""
 
     job: str
     requests: int
@@ -378,12 +378,12 @@ class Figure(NamedTuple):
 def growth(
     requests: list[int] = typer.Option([100_000, 1_000_000, 10_000_000]),  # noqa: B008
     cores: list[int] = typer.Option([1, 2]),  # noqa: B008
-    fresh: bool = typer.Option(False, help="Measure again what docs/jobs.json has."),
+    fresh: bool = typer.Option(False, help="Measure the sizes in docs/jobs.json again."),
     folder: Path = DOCS,
 ) -> None:
-    """How the time of each job grows with the journals and with cores: jobs.json, .svg and .md.
+    """Measure the time of each job by size of the journals and by cores: jobs.json, .svg and .md.
 
-    Figures are written as they come. The same command again measures the sizes that lack some.
+    Each figure is written at once. The same command later measures the missing figures.
     """
     kept = folder / "jobs.json"
     figures = (
@@ -395,7 +395,7 @@ def growth(
         for figure in _measured(size, left) if left else ():
             same = [f for f in figures if f[:3] == figure[:3]]
             figures = sorted([*(f for f in figures if f not in same), figure])
-            # After each figure, so that a run which is stopped loses none.
+            # after each figure, so that a stopped run loses none
             kept.write_text(json.dumps(figures, indent=1) + "\n")
             console.print(f"{figure.job}, {size:,}, {figure.cores} cores: {figure.seconds:.1f} s")
         _write_page(folder, figures)
@@ -408,7 +408,7 @@ def _measured(size: int, cores: list[int]) -> Iterator[Figure]:
         rows, loaded = stack.folder / "rows.jsonl", f"{yard.requests}.loaded"
         yard.create(loaded)
         yard.settle(yard.ask(size))
-        # The audit compares the index, too.
+        # The audit also compares the index.
         with yard.service():
             _wait("taken in", lambda: yard.has_read(yard.request_ends()))
         with rows.open("wb") as file:
@@ -459,8 +459,8 @@ column is for the largest journals.
 
 {table}
 
-Measured with `python -m bench.jobs growth` (figures: [jobs.json](jobs.json)). What they do:
-[ledger](ledger.md), [audit](audit.md), [load](load.md).
+Measured with `python -m bench.jobs growth` (figures: [jobs.json](jobs.json)). The commands are
+explained in [ledger](ledger.md), [audit](audit.md) and [load](load.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Contestant: the loop people write: two redis-py calls per message during intake; three and a flush during the drain."""
+"""Contestant: a simple loop with two redis-py calls per message for intake, and three and a flush for the drain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.ground import Ground, Stopwatch
 
 
 def run(ground: Ground, count: int) -> tuple[float, float]:
-    """Seconds to take `count` requests in, and to deliver them, at least once."""
+    """Seconds to store `count` requests, and to deliver them at least once."""
     client = ground.empty_redis()
     return _intake(ground, client, count), _drain(ground, client, count)
 
@@ -51,7 +51,7 @@ def _drain(ground: Ground, client: redis.Redis, count: int) -> float:
         for name in due:
             request = json.loads(client.get(b"msg:" + name) or b"{}")
             producer.produce(request["topic"], request["message"])
-            # Without it, a crash would lose what has been removed from Redis and not been sent.
+            # Without it, a crash would lose requests that were removed from Redis and not sent.
             producer.flush()
             client.zrem("due", name)
             client.delete(b"msg:" + name)

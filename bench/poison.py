@@ -1,4 +1,4 @@
-"""What the undeliverable costs the rest: the drain of good messages, clean and with poison among them."""
+"""The cost of undeliverable messages for the others: the drain of good messages with and without them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ STRICT = {
     "keyless": {"cleanup.policy": "compact"},
     "too-large": {"max.message.bytes": str(MESSAGE_BYTES // 2)},
 }
-"""Topics that take none of these messages, and how they are configured."""
+"""Topics that refuse all of these messages, and their configurations."""
 
 KINDS = (NOWHERE, *STRICT)
 SETTLED_S = 5.0
 
 
 class PoisonedField(Field):
-    """Requests of which the first thousand and one of each hundred cannot be delivered."""
+    """Requests of which the first thousand, and one in each hundred, cannot be delivered."""
 
     poison: str | None = None
 
@@ -46,7 +46,7 @@ def main(
     kinds: list[str] = typer.Option(list(KINDS)),  # noqa: B008
     engine: str = "process",
 ) -> None:
-    """The rate at which good messages come out of a backlog that is due at one instant; alternating rounds."""
+    """Measure the delivery rate of good messages from a backlog with one due time, in alternating rounds."""
     console = Console()
     rates: dict[str, list[float]] = {name: [] for name in ("clean", *kinds)}
     with EmbeddedStack() as stack:
@@ -61,7 +61,7 @@ def main(
     for column in ("1,000 at the head and 1 % of the rest", "good /s", "of clean"):
         table.add_column(column, justify="left" if column.startswith("1") else "right")
     for name, found in rates.items():
-        # Of the clean drain of the same round: two clean drains differ by up to 8 %.
+        # Share of the clean drain of the same round: two clean drains differ by up to 8 %.
         shares = [one / clean for one, clean in zip(found, rates["clean"], strict=True)]
         table.add_row(name, f"{statistics.median(found):,.0f}", f"{statistics.median(shares):.2f}")
     console.print(table)
@@ -76,12 +76,12 @@ def _good_per_s(
         future.result()
     with field.service():
         start = field.ends()
-        # The first batches open connections and look up topics, in either kind of round.
+        # In both kinds of rounds, the first batches open connections and look up topics.
         field.write(1000, countdown=0)
         wait("warm", lambda: sum(field.ends().values()) > sum(start.values()) + 999)
         field.poison = poison
         start = field.ends()
-        # All due at one instant, after they are stored: only the drain is measured.
+        # All are due at one instant after they are stored, so that only the drain is measured.
         due_ms = int((time.time() + requests / 20_000 + SETTLED_S) * 1000)
         field.write(requests, at=due_ms)
         wait("stored", lambda: field.stored(requests))

@@ -1,4 +1,4 @@
-"""Contestant: the same Kafka and Redis work with no logic at all, every byte made beforehand."""
+"""Contestant: the same work of Kafka and Redis without any logic. All bytes are prepared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     kafka = KafkaAccess(ground.stack.bootstrap_servers, "bench")
     puts = [_put(keys, first, min(READ, ground.count - first)) for first in range(0, ground.count, READ)]  # fmt: skip
     intake_s = _fill(kafka, session, puts, ground)
-    # Made before the stopwatch runs: this contestant shows what Kafka and Redis alone take.
+    # Prepared before the stopwatch runs: this contestant shows the time of Kafka and Redis alone.
     removals = [_removal(keys, first, batch) for first in range(0, ground.count, batch)]
     drain_s = _drain(kafka, session, keys, removals, batch, exactly_once)
     session.close()
@@ -48,7 +48,7 @@ def _fill(
         first = consumer.poll(10)
         if first is not None:
             found = [first, *consumer.consume(READ - 1, timeout=0)]
-            # Each accessor makes a Python object, as any reader of these records has to.
+            # Each accessor creates a Python object, as in any reader of these records.
             read += len(
                 [(m.offset(), m.timestamp(), m.key(), m.value(), m.headers()) for m in found]
             )

@@ -1,6 +1,6 @@
-"""A lost Redis: how long until every shard is open again, by how much has ended and how much is pending.
+"""A lost Redis: the time until every shard is open again, by the numbers of ended and pending requests.
 
-Beside it how fast the same service takes in as many requests of the same bytes when nothing is lost.
+For comparison, the rate at which the same service stores the same number of requests without a loss.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEVER_TRIM_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How long the slowest shard took, what was stored, and how liveness answered meanwhile."""
+    """The time of the slowest shard, the number of stored requests, and the answers of `/livez` in that time."""
 
     open_s: float
     pending: int
@@ -55,7 +55,7 @@ class Figures:
 
 
 class Journals:
-    """Request topic and receipts as a service leaves them that lost its Redis."""
+    """The request topic and receipts of a service that lost its Redis."""
 
     def __init__(self, field: Field, bootstrap_servers: str) -> None:
         self._field = field
@@ -71,7 +71,7 @@ class Journals:
         )
 
     def write(self, ended: int, pending: int) -> None:
-        # The ended ones first, as in any old journal: what is pending lies behind them.
+        # The ended requests come first, as in any old journal, and the pending ones after them.
         per_shard = ended // self._field.partitions
         now_ms = time.time_ns() // 1_000_000
         self._requests("ended requests", per_shard, body(self._field, now_ms))
@@ -87,7 +87,7 @@ class Journals:
         assert self._producer.flush(600) == 0
 
     def mark(self, ended: int, receipts: dict[int, int]) -> None:
-        """Say that all below the pending ones has ended, and is told by receipts below these."""
+        """Write a mark: all requests below the pending ones have ended, and the receipts below these name them."""
         per_shard = ended // self._field.partitions
         for partition, end in receipts.items():
             self._receipt(partition, Receipt(1, read=per_shard, mark=Mark(per_shard, end)))
@@ -120,13 +120,13 @@ class Journals:
 
 
 def body(field: Field, due_ms: int) -> bytes:
-    # The same for a request that is rebuilt and for one that is taken in.
+    # the same for a rebuilt request and for a request of intake
     request = {"topic": field.target, "message": "m" * 100, "at": due_ms}
     return json.dumps(request).encode()
 
 
 def keep_for_ever(field: Field, bootstrap_servers: str) -> None:
-    """Both journals, as blackbox makes them."""
+    """Create both journals as blackbox does."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     kept = {"retention.ms": "-1", "segment.bytes": str(256 << 20)}
     entries = [
@@ -149,7 +149,7 @@ def drop(field: Field, bootstrap_servers: str) -> None:
 
 
 def offsets(client: redis.Redis, field: Field) -> Iterator[int]:
-    """Every pending request, as Redis has it."""
+    """Every pending request in Redis."""
     for partition in range(field.partitions):
         for name, _ in client.zscan_iter(
             f"blackbox:{{{field.requests}-{partition}}}:due", count=5000
@@ -183,7 +183,7 @@ def measure(field: Field, client: redis.Redis, ended: int, pending: int) -> Figu
                 with urlopen(f"http://127.0.0.1:{field.port}/livez", timeout=2) as answer:
                     looks[answer.status == 200] += 1
             except URLError as error:
-                # Refused: the service does not listen yet, so nothing was asked.
+                # The connection was refused: the service does not listen yet.
                 if "refused" not in str(error):
                     looks[False] += 1
 
@@ -206,7 +206,7 @@ def measure(field: Field, client: redis.Redis, ended: int, pending: int) -> Figu
 
 
 def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
-    """How fast as many requests of the same bytes are taken in by a warm service."""
+    """The rate at which a warm service stores the same number of requests of the same size."""
     field = Field(stack, "intake", rebuilt.partitions, stack.folder)
     field.environment |= {
         name: rebuilt.environment[name] for name in ("BLACKBOX_ENGINE", "BLACKBOX_TRIM_INTERVAL_S")
@@ -216,7 +216,7 @@ def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
     with field.service():
         field.write_alike(WARM_UP, value)
         wait("warm", lambda: field.stored(WARM_UP))
-        # Redis is empty, as for a rebuild; neither start nor opening of the service is in the time.
+        # Redis is empty, as for a rebuild. The time does not include the start or the opening.
         field.forget()
         field.write_alike(pending, value)
         began = time.monotonic()
@@ -227,13 +227,15 @@ def intake_per_s(stack: EmbeddedStack, rebuilt: Field, pending: int) -> float:
 
 
 def main(
-    pending: Annotated[int, typer.Option(help="Requests that wait.")] = 2_000_000,
-    ended: Annotated[str, typer.Option(help="How many have ended, one run each.")] = "2e6,40e6",
-    engines: Annotated[str, typer.Option(help="Which engines.")] = ",".join(ENGINES),
-    partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
-    rounds: Annotated[int, typer.Option(help="Rebuilds from a mark, each beside an intake.")] = 1,
+    pending: Annotated[int, typer.Option(help="The number of pending requests.")] = 2_000_000,
+    ended: Annotated[
+        str, typer.Option(help="The numbers of ended requests, with one run for each.")
+    ] = "2e6,40e6",
+    engines: Annotated[str, typer.Option(help="The engines to measure.")] = ",".join(ENGINES),
+    partitions: Annotated[int, typer.Option(help="Partitions of the request topic.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rebuilds from a mark, each with an intake.")] = 1,
 ) -> None:
-    """Measure rebuilds below a low-water mark and above it, the latter beside intake."""
+    """Measure rebuilds without a low-water mark and from one. The latter run alternately with an intake."""
     head = (
         "engine", "ended", "mark", "pending", "open after s", "records/s", "intake/s", "of intake",
         "exact", "live",
@@ -247,7 +249,7 @@ def main(
             keep_for_ever(field, stack.bootstrap_servers)
             journals = Journals(field, stack.bootstrap_servers)
             journals.write(count, pending)
-            # Without a mark first: it stays in the journals once it is written.
+            # Without a mark first, because a written mark stays in the journals.
             for has_mark in (False, True):
                 if has_mark:
                     journals.mark(count, receipt_ends(field, stack.bootstrap_servers))
@@ -267,7 +269,7 @@ def main(
 
 
 def _row(engine: str, ended: int, found: list[Figures], intakes: list[float]) -> list[str]:
-    """Medians; the share is of the intake beside each rebuild."""
+    """Medians. The share is relative to the intake of the same round."""
     open_s, pending = statistics.median(one.open_s for one in found), found[0].pending
     read = pending if intakes else ended + pending
     shares = [

@@ -1,4 +1,4 @@
-"""How benches that take minutes show where they are, and tables to be pasted into a page."""
+"""Progress of benchmarks that take minutes, and tables for documentation pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """How much of something is done, as lines: they read as well in a file as in a terminal."""
+    """Progress as lines, which are readable in a file and in a terminal."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -27,11 +27,11 @@ class Progress:
 
 
 def say(what: str) -> None:
-    """One line to stderr, at once, with the time."""
+    """Print one line with the time to stderr at once."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are figures."""
+    """A table with text in the first column and figures in the others."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])

@@ -1,7 +1,7 @@
-"""For how long nothing is delivered when an owner crashes, is started again, or is replaced.
+"""The time without deliveries when an owner crashes, is restarted, or is replaced.
 
-Requests come due evenly in every partition. What is measured after each event is the longest time in which
-some partition delivered nothing.
+Requests become due evenly in every partition. After each event, the bench measures the longest time without a
+delivery in any partition.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.embedded.tcp_ports import free_port
 
 PER_S = 200
-# Between two events, so that requests come due evenly again.
+# Between two events, so that requests become due evenly again.
 CALM_S = LONGEST_S + 2
 
 READ_S = 0.5
 
 
 class Pod:
-    """A service with a name that stays, as in a StatefulSet."""
+    """A service with a stable name, as in a StatefulSet."""
 
     def __init__(self, field: Field, name: str, folder: Path) -> None:
         self._port = free_port()
@@ -51,7 +51,7 @@ class Pod:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "blackbox", "run"],
-                # A session, so that a crash can end the group: Spark's JVM and its workers too.
+                # A session, so that a crash can end the whole group, with Spark's JVM and its workers.
                 env=self._environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -105,7 +105,7 @@ EVENTS: dict[str, tuple[int, Callable[[list[Pod]], None]]] = {
     "graceful restart": (1, graceful_restart),
     "rolling update of three": (3, rolling_update),
 }
-"""How many services run, and what happens to them."""
+"""The number of services, and the event that happens to them."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def load(field: Field) -> Iterator[None]:
 
 
 class Delivered:
-    """When each partition of the request topic delivered something, as a reader of the target sees it."""
+    """The times of deliveries of each partition of the request topic, as a consumer of the target sees them."""
 
     def __init__(self, stack: EmbeddedStack, field: Field) -> None:
         servers = {"bootstrap.servers": stack.bootstrap_servers, "group.id": "bench"}
@@ -136,14 +136,14 @@ class Delivered:
         self._consumer.assign(ends)
 
     def longest_gap_s(self, since_ms: int) -> float:
-        """The longest time without a delivery in any partition, of what was delivered by now."""
+        """The longest time without a delivery in any partition, until now."""
         at: defaultdict[str, list[int]] = defaultdict(list)
         while messages := self._consumer.consume(10_000, READ_S):
             for message in messages:
                 source = dict(message.headers() or [])["blackbox-source"]
                 assert isinstance(source, bytes)
                 at[source.decode().partition("@")[0]].append(message.timestamp()[1])
-            # The load goes on, so reading ends at a message that is delivered about now.
+            # The load continues, so the read ends at a message that is delivered about now.
             if max(times[-1] for times in at.values()) > (time.time() - READ_S) * 1000:
                 break
         assert len(at) == self._partitions, at.keys()
@@ -175,7 +175,7 @@ def measure(
         delivered = Delivered(stack, field)
         ending.callback(delivered.close)
         for number in range(times):
-            # A gap that an earlier event caused must not count for this one.
+            # The gap of an earlier event must not count for this one.
             wait("all are ready", lambda: all(pod.is_ready() for pod in pods))
             time.sleep(CALM_S)
             since_ms = int(time.time() * 1000)
@@ -196,10 +196,10 @@ BESIDE = "crash, beside another"
 
 
 def main(
-    engines: Annotated[list[str], typer.Option(help="Which engines.")] = ["process", "spark"],  # noqa: B006
-    events: Annotated[list[str], typer.Option(help="What happens.")] = list(EVENTS),  # noqa: B006
-    times: Annotated[int, typer.Option(help="How often each happens.")] = 20,
-    partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
+    engines: Annotated[list[str], typer.Option(help="The engines.")] = ["process", "spark"],  # noqa: B006
+    events: Annotated[list[str], typer.Option(help="The events.")] = list(EVENTS),  # noqa: B006
+    times: Annotated[int, typer.Option(help="The number of times for each event.")] = 20,
+    partitions: Annotated[int, typer.Option(help="Partitions of the request topic.")] = 4,
 ) -> None:
     """Print the longest time without a delivery in some partition: median, least and most."""
     rows: list[list[str]] = []

@@ -22,7 +22,7 @@ from blackbox.journal.target_topics import TargetTopics
 
 
 def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float]:
-    """Seconds to take all requests in, and to deliver them all."""
+    """Seconds to store all requests, and to deliver them all."""
     ground.empty_redis()
     kafka = KafkaAccess(ground.stack.bootstrap_servers, "bench")
     journal = ShardJournal(ground.shard, kafka)

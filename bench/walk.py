@@ -1,9 +1,8 @@
-"""What a walk over all that is pending costs the load beside it.
+"""The cost of a walk over all pending requests for the load at the same time.
 
-Far requests stay pending, all of them in Redis, behind as many that have ended: it is these that a walk
-has to pass by. Beside them a backlog is taken in and delivered, then an even load; in alternating rounds
-while a walk for the low-water mark is under way and while none is. Where the machine allows it, Redis
-never waits for a processor.
+Far requests stay pending in Redis, behind the same number of ended requests, which a walk has to pass. In
+each round, the service stores and delivers a backlog, and then an even load. A walk for the low-water mark
+runs in every second round. If the machine allows it, Redis never waits for a processor.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from blackbox.engine.caretaker import FIRST_WALK_AFTER_S, WALKED_SHARE
 
 FAR_S = 200 * 86_400
 FAR_BYTES = 50
-# A cancel of nothing: a request that has ended once it is read.
+# A cancel without a request: it has ended when it is read.
 NOTHING = b'{"id":"nobody","cancel":true}'
 
-# Requests that appear in Kafka at once; no more than two pieces wait there to be taken in.
+# Requests that become visible in Kafka at once. At most two parts wait there for intake.
 PIECE = 500_000
 
 MEMORY = "16gb"
 NEVER_S = 86_400
 AS_OLD_S = 10
-"""After the first walk has begun, a service is measured."""
+"""The time from the start of the first walk to the measurement."""
 
 STEADY_PER_S = 1000
 SLOW_US, TOO_SLOW_US = 1000, 5000
 LOG_LENGTH = 100_000
-# What walks ask Redis; of the first, few are asked by others.
+# The Redis commands of walks. Other code rarely uses the first.
 OF_WALKS = ("zmscore", "zscan")
 
 VOID = re.compile(r"no new low-water mark")
@@ -54,7 +53,7 @@ VOID = re.compile(r"no new low-water mark")
 
 @dataclass(slots=True)
 class Round:
-    """What was measured of one service, from its start to its end."""
+    """The measurements of one service, from its start to its end."""
 
     ready_s: float = 0.0
     open_s: float = 0.0
@@ -75,7 +74,7 @@ class Round:
 
     @property
     def redis_share(self) -> float:
-        """Of all time, what Redis spent on the commands of walks."""
+        """The share of time that Redis spent on the commands of walks."""
         return sum(calls * us for calls, us in self.asked.values()) / 1e6 / self.took_s
 
     def a_second(self, command: str) -> float:
@@ -90,10 +89,10 @@ class Ground(Field):
         self.client: Any = redis.Redis.from_url(stack.redis_url, socket_timeout=PATIENCE_S)
         self.far = 0
         self._written = [0] * partitions
-        # Without a cold tier: far requests must be in Redis, where a walk asks for them.
+        # Without a cold tier, because a walk reads far requests in Redis.
         self.environment["BLACKBOX_HOT_HORIZON_S"] = "0"
         keep_for_ever(self, stack.bootstrap_servers)
-        # A rewrite of the append-only file falls into some round or other, and costs more than a walk.
+        # A rewrite of the append-only file would happen in some rounds, and costs more than a walk.
         self.client.config_set("auto-aof-rewrite-percentage", 0)
         self.client.config_set("maxmemory", MEMORY)
         self.client.config_set("slowlog-log-slower-than", SLOW_US)
@@ -104,7 +103,7 @@ class Ground(Field):
             os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
 
     def fill(self, ended: int, pending: int) -> None:
-        """Let a service read so many requests that end at once, then so many far ones."""
+        """Let a service read this number of requests that end at once, then this number of far ones."""
         self.use("process", NEVER_S)
         later = self._value(FAR_BYTES, int(time.time() + FAR_S) * 1000)
         with self.service():
@@ -127,19 +126,19 @@ class Ground(Field):
         wait("read", lambda: has_read(count))
 
     def lose_marks(self) -> None:
-        # A walk begins at the last mark; without one it passes by all that has ended.
+        # A walk starts at the last mark. Without a mark, it passes all ended requests.
         for partition in range(self.partitions):
             self.client.hdel(f"blackbox:{{{self.requests}-{partition}}}:state", "mark")
 
     def use(self, engine: str, interval_s: float) -> None:
-        """What the services from now on run on, and how often they walk."""
+        """Set the engine of later services, and the interval of their walks."""
         self.environment |= {
             "BLACKBOX_ENGINE": engine,
             "BLACKBOX_TRIM_INTERVAL_S": f"{interval_s:.0f}",
         }
 
     def drain(self, requests: int) -> float:
-        """How many requests a second are taken in and delivered, of so many that are due at once."""
+        """The rates of intake and delivery for this number of requests that are due at once."""
         due_ms, before = int(time.time() * 1000), self._positions()
         self.write_alike(requests, self._value(MESSAGE_BYTES, due_ms))
         began = time.monotonic()
@@ -159,7 +158,7 @@ class Ground(Field):
         return int(found.get("calls", 0))
 
     def asked(self) -> dict[str, tuple[int, float]]:
-        """Of the commands of walks, how many there were, and the µs of one on average."""
+        """The number of commands of walks, and their average time in µs."""
         stats = self.client.info("commandstats")
         found = {name: stats.get(f"cmdstat_{name}", {}) for name in OF_WALKS}
         return {
@@ -167,7 +166,7 @@ class Ground(Field):
         }
 
     def slow(self) -> dict[str, list[int]]:
-        """What Redis took longest for, by command, in µs."""
+        """The slowest calls of Redis by command, in µs."""
         found: dict[str, list[int]] = defaultdict(list)
         for entry in self.client.slowlog_get(LOG_LENGTH):
             found[entry["command"].split(b" ")[0].decode().upper()].append(entry["duration"])
@@ -189,7 +188,7 @@ class Ground(Field):
 
 @contextmanager
 def watched(ground: Ground, found: Round) -> Iterator[None]:
-    """Count the seconds, and those in which some slice of a walk was asked for."""
+    """Count the seconds, and the seconds with a slice of a walk."""
     over = threading.Event()
 
     def look() -> None:
@@ -214,18 +213,18 @@ def watched(ground: Ground, found: Round) -> Iterator[None]:
 
 
 def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) -> Round:
-    """A service of its own for each round: how often it walks is said at its start."""
+    """Each round has its own service, because the interval of walks is set at its start."""
     ground.lose_marks()
     found, began = Round(), time.monotonic()
     with ground.service() as service:
         found.ready_s = time.monotonic() - began
         found.open_s = max(float(s) for s in OPENED.findall(ground.log.read_text()))
-        # Warm: the first batches of a new process are slower.
+        # A warm-up, because the first batches of a new process are slower.
         ground.drain(requests // 4)
         if is_walking:
             ground.forget_statistics()
             wait("a walk is under way", lambda: ground.slices() > 0)
-        # The other service idles as long: what was not used for a while is slower at first.
+        # The other service idles for the same time, because an idle service is slower at first.
         time.sleep(max(0.0, began + FIRST_WALK_AFTER_S + AS_OLD_S - time.monotonic()))
         with watched(ground, found):
             before = cpu_s(service)
@@ -237,16 +236,22 @@ def measure(ground: Ground, requests: int, seconds: int, *, is_walking: bool) ->
 
 
 def main(
-    pending: Annotated[int, typer.Option(help="Far requests, all of them in Redis.")] = 10_000_000,
-    ended: Annotated[int, typer.Option(help="Requests that have ended, before them.")] = 10_000_000,
-    engines: Annotated[list[str], typer.Option(help="Which engines.")] = list(ENGINES),  # noqa: B006
+    pending: Annotated[
+        int, typer.Option(help="The number of far requests, all in Redis.")
+    ] = 10_000_000,
+    ended: Annotated[
+        int, typer.Option(help="The number of ended requests before them.")
+    ] = 10_000_000,
+    engines: Annotated[list[str], typer.Option(help="The engines to measure.")] = list(ENGINES),  # noqa: B006
     interval: Annotated[
         float, typer.Option(help="BLACKBOX_TRIM_INTERVAL_S; a walk takes most of it.")
     ] = 900,
-    requests: Annotated[int, typer.Option(help="In the backlog of a round.")] = 500_000,
-    seconds: Annotated[int, typer.Option(help="Of the even load of a round.")] = 20,
-    rounds: Annotated[int, typer.Option(help="With a walk, and as many without.")] = 5,
-    partitions: Annotated[int, typer.Option(help="Of the request topic.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests in the backlog of a round.")] = 500_000,
+    seconds: Annotated[int, typer.Option(help="Seconds of the even load of a round.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds with a walk, and the same number without.")
+    ] = 5,
+    partitions: Annotated[int, typer.Option(help="Partitions of the request topic.")] = 4,
 ) -> None:
     """Alternate between services that walk and services that do not."""
     with EmbeddedStack() as stack:
@@ -257,7 +262,7 @@ def main(
         for engine in engines:
             found: dict[bool, list[Round]] = {False: [], True: []}
             for number in range(rounds):
-                # The order alternates, so that neither kind gains from being measured first.
+                # The order alternates, so that no kind is always measured first.
                 for is_walking in (True, False) if number % 2 else (False, True):
                     ground.use(engine, interval if is_walking else NEVER_S)
                     one = measure(ground, requests, seconds, is_walking=is_walking)
@@ -275,7 +280,7 @@ def _line(engine: str, number: int, is_walking: bool, found: Round) -> str:
 
 
 def _table(engine: str, interval_s: float, without: list[Round], walking: list[Round]) -> str:
-    """Medians; ratios are those of the rounds side by side, their median and their range."""
+    """Medians. Ratios compare the services of each round: their median and their range."""
     figures = {
         "taken in and delivered, /s": ("rate", ",.0f"),
         "processor of the service, µs a message": ("cpu_us", ".1f"),

@@ -83,7 +83,7 @@ class Dispatch:
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`: D1 to D5 of `docs/how-it-works.md`.
 
-        What cannot be delivered now is postponed, out of the head of the queue. Raises
+        Messages that cannot be delivered now are postponed, out of the head of the queue. Raises
         RecoveryRequired when an outcome is unknown or the positions are not the ones last seen.
         """
         self.done = Dispatched()

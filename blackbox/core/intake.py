@@ -23,7 +23,7 @@ from blackbox.records.request import NOT_ADMITTED, Record
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one pass did. `first_due_ms` is the earliest due time it stored, if any.
+    """The result of one pass. `first_due_ms` is the earliest due time it stored, if any.
 
     `carried` came from the cold tier, and were accepted before. `refused` counts the requests that
     were not admitted, by reason and caller. `kafka_ahead_ms` is how much later than both local clocks the

@@ -1,4 +1,4 @@
-"""What one record of a request topic asks for, and the dead letters of what is refused.
+"""The interpretation of one record of a request topic, and the dead letters of refused records.
 
 Pure: no I/O, no clock.
 """
@@ -33,7 +33,7 @@ TIMELINESS_LOST = (
 def interpret_record(
     format: Format, record: Record, latest_ms: int, horizon_ms: int | None
 ) -> tuple[Change | None, Request | None]:
-    """What a record changes, None: nothing; and the request in it, if rules are to judge it."""
+    """The change that a record makes, or None; and its request, if callers' rules apply to it."""
     if carried(record.headers):
         # no request for the rules: they judged it when its own record was read
         return _read_carried(format, record, latest_ms), None

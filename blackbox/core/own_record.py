@@ -14,7 +14,7 @@ from blackbox.records.request import Cancel, Record, Request, Shard, request_id
 
 
 class OwnRecord(NamedTuple):
-    """What a request's own record says. The status is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
+    """The content of a request's own record. The status is `unread`, `cancel` or `tombstone`; `unknown` if it is gone.
 
     `written_ms` is when Kafka got it, None when that is not known. `origin` is the request as its
     caller wrote it: for a carried record, another offset than its own.

@@ -89,7 +89,7 @@ class Tail(NamedTuple):
 
 
 class IndexMetadata(NamedTuple):
-    """What an index records about itself, read when it is opened.
+    """The metadata of an index, read when it is opened.
 
     `is_whole`: no single key was lost. `is_rebuilding`: a rebuild from the journals was
     interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last request
@@ -151,7 +151,7 @@ Postponed = tuple[int, Entry | None]
 
 
 class Touched(NamedTuple):
-    """What a batch may touch in the index: caller ids, requests of the cold tier, ids.
+    """The parts of the index that a batch may touch: caller ids, requests of the cold tier, ids.
 
     `replaced` are the ids whose request is replaced, and so must not be in flight. `conditional`
     are the offsets of records that count only if the request they name is pending. `origins` are
@@ -191,7 +191,7 @@ class Gap(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the index holds while a batch is planned: positions, removals read early, holders of caller ids.
+    """The content of the index for the plan of a batch: positions, removals read early, holders of caller ids.
 
     `cold` are the requests of the cold tier that the batch may touch, `named` those whose id it
     names. The index knows nothing of requests below `begun_at`, where it was begun. Requests

@@ -1,4 +1,4 @@
-"""What requests end before they are read: a rebuild asks for it, batch by batch.
+"""The requests that records in Kafka end before these records can be stored. A rebuild asks for each batch.
 
 Pure: no I/O, no clock.
 """
@@ -13,7 +13,7 @@ from blackbox.core.plan import Carried, Change, Replacement, Touched
 
 
 class Upcoming(NamedTuple):
-    """What requests that stay in Kafka end, by caller ids and ids; carried ones as (offset, previous, origin).
+    """The requests that records in Kafka end, by caller id and id; carried ones as (offset, previous, origin).
 
     `replacement` is the replacement by id after them, as (offset, id, caller id), if there is one.
     """
@@ -24,7 +24,7 @@ class Upcoming(NamedTuple):
 
 
 def upcoming(changes: Sequence[tuple[int, Change]]) -> Iterator[Upcoming]:
-    """What these changes replace, cancel or carry on, before they can be stored."""
+    """The requests that these changes replace, cancel or carry, before the changes can be stored."""
     # a replacement by id counts only if the request that it names is pending by then
     first = 0
     for at, (offset, change) in enumerate(changes):

@@ -29,7 +29,7 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.core.promotion")
 
 LONGEST_PAUSE_S = 3600.0
-# The wait after a start: short, because requests may have come near during an outage.
+# The wait after a start is short: during an outage, requests may have reached the horizon.
 FIRST_S = 30.0
 
 

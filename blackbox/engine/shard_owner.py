@@ -88,7 +88,7 @@ class ShardOwner:
 
     @property
     def binding(self) -> Binding | None:
-        """What the index belongs to, while the shard is open."""
+        """The binding of the index while the shard is open, else None."""
         recovered = self._recovered
         return recovered.binding if recovered is not None and self.is_open else None
 

@@ -1,4 +1,4 @@
-"""What a shard owner holds while its shard is open, and how a low-water mark is handed to its thread to be written."""
+"""The state of a shard owner while its shard is open, and the handover of a low-water mark to its thread."""
 
 from __future__ import annotations
 

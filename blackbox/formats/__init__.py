@@ -25,7 +25,7 @@ def _names_an_id(value: bytes | None) -> bool:
 
 
 class FormatDescription(NamedTuple):
-    """What is known of a format before its class, `module:name`, is loaded; it may need a library.
+    """The properties of a format before its class, `module:name`, is loaded. The class may need a library.
 
     may_have_caller_id -- whether a record with this value may have a caller id; much quicker than
                           parsing, and True where only parsing can decide

@@ -1,4 +1,4 @@
-"""What all formats share: refusals, allowed targets and ids, and how far ahead a request may be due."""
+"""The common parts of all formats: refusals, allowed targets and ids, and how far ahead a request may be due."""
 
 from __future__ import annotations
 

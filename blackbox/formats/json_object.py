@@ -41,7 +41,7 @@ def read_object(value: bytes | None, reason_of: Mapping[str, Reason]) -> dict[st
 
 
 def _as_written(value: bytes, asked: dict[str, Any]) -> dict[str, Any]:
-    """What orjson read; a message that it would alter is read exactly. Refuses duplicate keys."""
+    """The object that orjson read. A message that orjson would change is read exactly. Refuses duplicate keys."""
     try:
         read = orjson.dumps(asked)
     except orjson.JSONEncodeError:

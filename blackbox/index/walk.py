@@ -21,7 +21,7 @@ SLICE = 1000
 
 
 class WalkVoid(RecoveryRequired):
-    """What was read is not consistent: walk again, later."""
+    """The walk read inconsistent data: walk again later."""
 
 
 class Walk:

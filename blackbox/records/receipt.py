@@ -20,7 +20,7 @@ DOUBTFUL = 8
 
 
 class Claim(NamedTuple):
-    """What a receipt says of one request: its message, or its dead letter, is at offset `there` of `at`.
+    """The outcome of one request in a receipt: its message or dead letter is at offset `there` of `at`.
 
     `at` is a `topic/partition`. `outcome` is "delivered", or the part of a receipt that says why
     there is a dead letter. `topic_id` is the beginning of the topic's id.

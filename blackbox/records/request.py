@@ -1,4 +1,4 @@
-"""What callers ask for: the values a request record becomes, and how a request is named.
+"""Requests of callers: the values of a parsed request record, and the names of a request.
 
 Pure: no I/O, no clock. Every instant is epoch milliseconds UTC (`_ms`).
 """

@@ -31,10 +31,10 @@ class RulesError(ValueError):
 
 
 class CallerRule(BaseModel):
-    """What a caller may ask for; anything not given is not limited.
+    """The limits of a caller. A limit that is not given does not apply.
 
     `targets` are topic names, with the wildcards `*`, `?` and `[ab]`. `requests_per_second` counts in
-    each second of the records' timestamps, `most_pending` what waits in Redis.
+    each second of the records' timestamps, `most_pending` the requests in Redis.
     """
 
     # a rule with a typing error in its name would limit nothing

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: faults from seeds, on real servers, and a table of the results."""
+"""`python -m tests.chaos`: injects seeded faults into real servers, and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ TOLD_EVERY = 50
 
 def main(
     seed: Annotated[
-        int, typer.Option(help="Decides everything but what the machine decides.")
+        int, typer.Option(help="Decides everything except the timing of the machine.")
     ] = SEED,
-    schedule: Annotated[list[int] | None, typer.Option(help="Only these schedules.")] = None,
-    fault: Annotated[str, typer.Option(help="Only faults with this in their name.")] = "",
+    schedule: Annotated[list[int] | None, typer.Option(help="Play only these schedules.")] = None,
+    fault: Annotated[
+        str, typer.Option(help="Play only faults whose name contains this text.")
+    ] = "",
     share: Annotated[
-        float, typer.Option(help="Of each fault only this share, one at least.")
+        float, typer.Option(help="Play this share of the schedules of each fault, at least one.")
     ] = 1.0,
-    lanes: Annotated[int, typer.Option(help="How many schedules at once.")] = LANES,
+    lanes: Annotated[int, typer.Option(help="Number of schedules at once.")] = LANES,
     write: Annotated[
-        Path | None, typer.Option(help="Where to write the table as Markdown.")
+        Path | None, typer.Option(help="The file for the results as Markdown.")
     ] = None,
 ) -> None:
-    """Play schedules; those that break a promise are named, and their logs are kept."""
+    """Play schedules. Failed schedules are listed, and their logs are kept."""
     console = Console(width=None if sys.stdout.isatty() else 240)
     chosen = choose(seed, schedule, fault, share)
     folder = Path(tempfile.mkdtemp(prefix="blackbox-chaos-"))
@@ -49,7 +51,7 @@ def main(
     console.print(run.table())
     console.print(
         f"transactions found torn: {sum(one.torn for one in played)}; messages that could not "
-        f"be read at once: {sum(one.books.shown_later for one in played)}"
+        f"be read at the first attempt: {sum(one.books.shown_later for one in played)}"
     )
     if write is not None:
         write.write_text(run.page())
@@ -60,7 +62,7 @@ def main(
 
 
 def choose(seed: int, numbers: list[int] | None, fault: str, share: float) -> list[Schedule]:
-    """The selected schedules, of all that the seed has."""
+    """The selected schedules of this seed."""
     left = {
         name: max(1, round(found.count * share))
         for name, found in FAULTS.items()

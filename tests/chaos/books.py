@@ -1,7 +1,7 @@
 """Total-queue accounting: compares every request in the journal with every delivery.
 
-Uses requests as Kafka acknowledged them (blackbox trims the journal) and deliveries as any consumer reads
-them, but nothing that blackbox reports about them.
+Uses the requests as Kafka acknowledged them, because blackbox trims the journal, and the deliveries as a
+consumer reads them. Uses no information from blackbox.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SHOWN_CHARS = 40
 
 @dataclass(slots=True)
 class Asked:
-    """A request as in its record, with the partition and offset of the record.
+    """A request, with the partition and offset of its record.
 
-    `ended_ms` is when its cancel or replacement was written. `due_ms` is None for requests that can only
+    `ended_ms` is the time at which its cancel or replacement was written. `due_ms` is None for requests that can only
     become a dead letter.
     """
 
@@ -34,7 +34,7 @@ class Asked:
     ended_ms: int | None = None
 
     def is_awaited(self, now_ms: int) -> bool:
-        """Whether it must have been delivered by now, whatever else happened."""
+        """Whether it must have been delivered by now."""
         return self.ended_ms is None and (self.due_ms is None or self.due_ms <= now_ms)
 
 
@@ -42,8 +42,8 @@ class Asked:
 class Account:
     """The outcomes of the requests. `again` counts repeated deliveries.
 
-    `revived` were delivered although they ended long before; `wrong` were delivered to a wrong topic;
-    `shown_later` were missing at the first read, and not at the last.
+    `revived` were delivered long after their end. `wrong` were delivered to a wrong topic. `shown_later`
+    were missing at the first read, but not at the last.
     """
 
     requests: int
@@ -60,10 +60,12 @@ class Account:
         """Violations of the guarantees. `may_repeat` is the allowed number of repeated deliveries."""
         found = [f"lost: {body}" for body in self.lost]
         if self.again.total() > may_repeat:
-            found += [f"came {count} times too often: {body}" for body, count in self.again.items()]
-        found += [f"early {how}" for how in self.early]
+            found += [
+                f"delivered {count} times too often: {body}" for body, count in self.again.items()
+            ]
+        found += [f"delivered early {how}" for how in self.early]
         if not may_revive:
-            found += [f"came although ended long before: {body}" for body in self.revived]
+            found += [f"delivered long after its end: {body}" for body in self.revived]
         return found + self.wrong
 
 
@@ -78,8 +80,8 @@ def account(
 ) -> Account:
     """Compare the requests with the target topics and the dead-letter topic.
 
-    Requests to a `doomed` topic may become dead letters; `went_down` are the places of the requests that
-    were delivered before it was deleted.
+    Requests for a `doomed` topic may become dead letters. `went_down` are the places of the requests that
+    were delivered to it before it was deleted.
     """
     by_body = {one.body: one for one in asked}
     bodies = {one.place: one.body for one in by_body.values()}
@@ -89,7 +91,7 @@ def account(
         body = (message.value() or b"").decode()
         one = by_body.get(body)
         if one is None or one.due_ms is None or one.target != message.topic():
-            books.wrong.append(f"not asked for, in {message.topic()}: {body[:SHOWN_CHARS]}")
+            books.wrong.append(f"no such request, in {message.topic()}: {body[:SHOWN_CHARS]}")
             continue
         outcomes[body] += 1
         books.delivered += 1
@@ -98,7 +100,7 @@ def account(
         body = _asked_in(message)
         one = by_body.get(body)
         if one is None or (one.due_ms is not None and one.target not in doomed):
-            books.wrong.append(f"a dead letter: {dict(message.headers() or [])}")
+            books.wrong.append(f"unexpected dead letter: {dict(message.headers() or [])}")
         outcomes[body] += 1
     for body, one in by_body.items():
         if outcomes[body] > 1:
@@ -109,7 +111,7 @@ def account(
 
 
 def _asked_in(letter: Message) -> str:
-    """The body of the request; it is all that is left if the record was deleted with its topic."""
+    """The body of the request. If the record was deleted with its topic, the dead letter has only the body."""
     value = (letter.value() or b"").decode()
     return str(json.loads(value)["message"]) if value.startswith("{") else value
 
@@ -147,5 +149,5 @@ def read_journal(journal: Iterable[Message]) -> list[Asked]:
 
 
 def _was_carried(message: Message) -> bool:
-    """A renewed request of the cold tier is not a request of its own."""
+    """Whether this is a carried record of the cold tier, which is not a new request."""
     return "blackbox-carried" in dict(message.headers() or [])

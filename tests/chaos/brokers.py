@@ -1,4 +1,4 @@
-"""A Kafka of three brokers, each of which can be frozen or killed."""
+"""A Kafka cluster of three brokers. Each broker can be frozen or killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPLICATED = {
 
 
 class Broker(EmbeddedKafka):
-    """One of three; clients are told the addresses of all."""
+    """One of three brokers. Clients get the addresses of all brokers."""
 
     def __init__(
         self, number: int, cluster: Cluster, folder: Path, port: int, settings: dict[str, str]
@@ -51,7 +51,7 @@ class Broker(EmbeddedKafka):
 
 
 class Cluster:
-    """Three brokers that are also controllers; two of them must be running."""
+    """Three brokers that are also controllers. At least two must run."""
 
     def __init__(self, folder: Path) -> None:
         self.id = new_cluster_id()
@@ -76,7 +76,7 @@ class Cluster:
         ]
 
     def start(self) -> None:
-        """Start the brokers that do not run; none of them answers before two of them run."""
+        """Start the stopped brokers. No broker answers before two of them run."""
         with ThreadPoolExecutor(COUNT) as pool:
             list(pool.map(Broker.start, self.brokers))
 
@@ -93,13 +93,13 @@ class Cluster:
         return self.brokers[leader - 1]
 
     def transaction_log(self, transactional_id: str) -> PartitionMetadata:
-        """The partition that records the status of its transactions; its leader is their coordinator."""
+        """The partition with the status of its transactions. The leader of the partition is the coordinator."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         found = admin.list_topics(TRANSACTIONS, timeout=10).topics[TRANSACTIONS]
         return found.partitions[java_hash(transactional_id) % TRANSACTION_PARTITIONS]
 
     def next_coordinator(self, transactional_id: str, after: Broker) -> Broker:
-        """Wait until another broker was elected."""
+        """Wait until another broker is elected."""
 
         def elected() -> Broker | None:
             leader = self.transaction_log(transactional_id).leader

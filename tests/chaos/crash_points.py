@@ -1,4 +1,4 @@
-"""Ends a service right after one numbered step of a verb (docs/how-it-works.md), at its n-th time."""
+"""Ends a service right after the n-th occurrence of one step of a verb (docs/how-it-works.md)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ CRASHED = 86
 
 
 class Crash(NamedTuple):
-    """After which step, and at which of its occurrences, counted from 1."""
+    """The step, and the number of its occurrence, counted from 1."""
 
     step: str
     time: int
 
 
 class Step(NamedTuple):
-    """Where a step ends in the code: in any of several `names`.
+    """The end of a step in the code: the return of any of the functions `names`.
 
-    `counts(result, *arguments)` says whether a call performed the step; `first(*arguments)`
-    runs between the step and the end.
+    `counts(result, *arguments)` returns whether a call performed the step. `first(*arguments)` runs
+    between the step and the crash.
     """
 
     owner: Any

@@ -1,4 +1,4 @@
-"""Plays schedules: in parallel lanes, and in groups if they share the broken server."""
+"""Plays schedules in parallel lanes. Schedules that share a broken server are played in groups."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.servers.sentinel import SentinelServers
 COMPANY = 8
 SPARK_LANES = 2
 SINGLE = ("shared", "own redis", "own kafka and redis", "sentinels", "redis cluster")
-"""Servers that a schedule may break only for itself."""
+"""Servers that a schedule does not break for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The result of a schedule; without complaints, every guarantee held.
+    """The result of a schedule. No complaints means that every guarantee held.
 
     `torn` counts receipts that could be read although some of their messages could not.
     """
@@ -53,7 +53,7 @@ def play_all(
     folder: Path,
     done: Callable[[Played], None],
 ) -> None:
-    """Schedules on shared servers in parallel lanes; then, in groups, those that break a broker."""
+    """Play the schedules on shared servers in parallel lanes, then the schedules that break a broker in groups."""
     waiting = list(schedules)
     singles = [s for s in waiting if FAULTS[s.fault].servers in SINGLE]
     on_spark = [s for s in waiting if FAULTS[s.fault].servers == "spark"]
@@ -62,7 +62,7 @@ def play_all(
         if fault.servers in ("frail kafka", "three brokers"):
             same = iter([s for s in waiting if s.fault == fault.name])
             while company := list(islice(same, min(COMPANY, lanes))):
-                _kafka_of(fault, servers)  # started by one thread, before there are several
+                _kafka_of(fault, servers)  # one thread starts it, before the others start
                 _in_lanes(company, servers, len(company), folder, done, Barrier(len(company)))
     _in_lanes(on_spark, servers, min(SPARK_LANES, lanes), folder, done)
 
@@ -97,7 +97,7 @@ def play(
     folder: Path,
     company: Barrier | None = None,
 ) -> Played:
-    """Play one schedule; its folder and its topics are kept if a guarantee was violated."""
+    """Play one schedule. Its folder and its topics are kept if a guarantee was violated."""
     began = time.monotonic()
     own = folder / f"{schedule.seed}-{schedule.number}"
     own.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""TCP proxies that cut, delay, and lose the reply to a request that was carried out."""
+"""TCP proxies that cut connections, delay data, and lose requests or replies."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Proxies:
 
 
 class Proxy:
-    """Forwards everything to `port` on this host, unless it is told otherwise. Safe from any thread."""
+    """Forwards everything to `port` on this host, except for its faults. Safe from any thread."""
 
     def __init__(self, proxies: Proxies, port: int, wire: Callable[[], Wire]) -> None:
         self._proxies = proxies
@@ -149,7 +149,7 @@ class Proxy:
             self.cut()
 
     def lose_reply(self, to: str | int, time: int) -> None:
-        """The `time`-th such request is carried out, but its connection ends instead of a reply."""
+        """The server executes the `time`-th such request. The connection ends instead of a reply."""
         self._lose(to, time, before=False)
 
     def lose_request(self, to: str | int, time: int) -> None:
@@ -184,7 +184,7 @@ class Proxy:
 
 
 class Link:
-    """One connection of a client, and the one to the server that belongs to it."""
+    """One connection of a client, and its connection to the server."""
 
     def __init__(self, proxy: Proxy, client: asyncio.Transport) -> None:
         self._proxy = proxy
@@ -197,7 +197,7 @@ class Link:
         proxy.links.add(self)
 
     def asked(self, data: bytes) -> None:
-        """From the client."""
+        """Handle data from the client."""
         for request, number in self._wire.requests(data):
             self._hangs |= request == self._proxy.hangs_at
             before = self._proxy.sees(request)
@@ -211,7 +211,7 @@ class Link:
             self.up.send(data)
 
     def answered(self, data: bytes) -> None:
-        """From the server."""
+        """Handle data from the server."""
         replies = self._wire.replies(data)
         if self._losing is None:
             self.down.send(data)
@@ -227,7 +227,7 @@ class Link:
 
 
 class _Lane:
-    """One direction of a link: data that arrives later, in order."""
+    """One direction of a link. Data arrives delayed and in order."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy

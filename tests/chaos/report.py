@@ -1,4 +1,4 @@
-"""The results of many schedules, by fault: a table, and the page docs/chaos.md."""
+"""The results of a run by fault: a table, and the page docs/chaos.md."""
 
 from __future__ import annotations
 
@@ -16,49 +16,55 @@ COLUMNS = (
     "late p50", "late p99", "latest", "failed",
 )  # fmt: skip
 
-PAGE = """# Chaos: what was broken, and what came of it
+PAGE = """# Chaos: faults on real servers
 
-`make chaos` breaks services, networks, Redis, Kafka and clocks on real servers, by schedules that a seed decides, and accounts
-for every request as for a queue: what the request topic acknowledged comes out exactly once and never early, or it was
-cancelled, replaced, or is a dead letter. A schedule is 30 to 60 requests due within about two seconds (some of them
-invalid, cancelled, replaced, large, or in the cold tier), one to three shards, one fault or several.
+`make chaos` injects faults into services, networks, Redis, Kafka and clocks on real servers. A seed decides the schedules.
+Each request that the request topic acknowledged must be delivered exactly once and never early, unless it was cancelled or
+replaced, or became a dead letter. A schedule has 30 to 60 requests that are due within about two seconds, one to three
+shards, and one or more faults. Some of the requests are invalid, cancelled, replaced, large, or in the cold tier.
 
-Owners write low-water marks and trim both journals every second of it, in all schedules; half of them have a cold tier, whose
-requests are written anew after a second or two. The books know requests as Kafka acknowledged them, and read the target topics
-and the dead-letter topic back as any read_committed consumer would (`tests/chaos/books.py`); they know nothing else. A schedule fails if a request is lost, comes twice, comes early, comes long
-after its cancel, comes where nobody asked for it; if anything is still pending a minute after the fault was mended; if a
-service ends by itself; or if the fault did not happen: a service that is to end after a step is seen to end there, a reply
-that is to be lost is seen on its way.
+In all schedules, owners write low-water marks and trim both journals every second. Half of the schedules have a cold tier,
+whose requests are written again after one or two seconds. The accounting (`tests/chaos/books.py`) uses only the requests as
+Kafka acknowledged them, and the target topics and the dead-letter topic as a read_committed consumer reads them. A schedule
+fails in these cases:
+
+- A request is lost, or is delivered twice, early, long after its cancel, or to a wrong topic.
+- A request is still pending a minute after the fault was repaired.
+- A service ends by itself.
+- The fault did not happen. For example, the service did not end after the planned step, or the planned reply was not lost.
+
+Commands:
 
     make chaos                                               # all of it, and this page
     python -m tests.chaos --seed {seed} --schedule 17        # one schedule again
     python -m tests.chaos --fault Redis --share 0.1          # a tenth of some
 
-The seed decides the requests, the set-up and the moments; the machine decides the rest, so that a replay is the same
-schedule, not the same microsecond. A part of it runs in the gate (`tests/chaos/test_chaos.py`).
+The seed decides the requests, the setup and the times. The machine decides the rest: a replay repeats the schedule, but not
+its exact timing. `make test` plays a part of the schedules (`tests/chaos/test_chaos.py`).
 
 ## Last run
 
-Seed {seed}, {schedules:,} schedules, {requests:,} requests, {failed} failed. {lanes} at once took {minutes:.0f} minutes on {cores} cores.
+Seed {seed}, {schedules:,} schedules, {requests:,} requests, {failed} failed. The run took {minutes:.0f} minutes on {cores} cores, with {lanes} schedules at once.
 {once:,} schedules delivered exactly once, {least:,} at least once. Transactions found torn and declared void: {torn}.
-Messages whose transaction was committed, and which could not be read at the first look (its markers were not yet on a broker
-that had been away): {shown_later}.
+Messages of committed transactions that could not be read at the first attempt: {shown_later}. Their transaction markers were
+not yet on a broker that had been unavailable.
 
-`lost`, `twice`, `early`: requests that broke the promise; `twice` of exactly-once. `again`: deliveries that at-least-once
-repeated, which it may, a batch for each end of an owner. `late`: of the messages delivered, after their due time: half of
-them by p50, the slowest at `latest`; that is how long the shard was without an owner or a server, on a machine that was
-busy with the other schedules at the same time. A service that is killed leaves its shards to the next one after the
-session timeout, which is 1.5 s here. `failed`: numbers of schedules.
+- `lost`, `twice` and `early` count requests that violated a guarantee. `twice` counts schedules with exactly-once only.
+- `again` counts the repeated deliveries of at-least-once. A batch may be repeated each time an owner ends.
+- `late` is the time from the due time to the delivery: `p50` for half of the messages, `latest` for the slowest one. It
+  shows how long the shard had no owner or no server, on a machine that runs the other schedules at the same time. The
+  shards of a killed service get a new owner after the session timeout, which is 1.5 s here.
+- `failed` lists the numbers of the failed schedules.
 
 {table}
 
-I1 to R5 are the steps of [How it works](how-it-works.md). A broker is harmed for up to eight schedules at once.
+[How it works](how-it-works.md) explains the steps I1 to R5. A broker fault affects up to eight schedules at once.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Schedules that were played, and how long that took."""
+    """The schedules of a run, and its duration."""
 
     seed: int
     lanes: int
@@ -67,7 +73,7 @@ class Run:
     played: Sequence[Played]
 
     def rows(self) -> list[list[str]]:
-        """A row for each fault, in the order of the catalogue, and one for all."""
+        """A row for each fault, in the order of `FAULTS`, and a row for all."""
         of = {fault: [p for p in self.played if p.schedule.fault == fault] for fault in FAULTS}
         return [_row(fault, some) for fault, some in of.items() if some] + [
             _row("all", self.played)

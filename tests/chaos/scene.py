@@ -1,4 +1,4 @@
-"""One schedule while it is played: its world, its requests, and their outcomes."""
+"""One schedule during its run: its world, its requests, and their outcomes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ SETTLE_S = 60.0
 SPARK_SETTLE_S = 180.0
 LOOK_S = 0.1
 SHOWN_S = 45.0
-"""After this time, markers of a committed transaction are on all brokers, and an abandoned one is aborted."""
+"""After this time, the markers of a committed transaction are on all brokers, and an abandoned transaction is aborted."""
 
 TRIMMED = "removed the records below"
 
 UNFINISHED = re.compile(
     r"(?:; recovering|: still busy; the next owner will fence it)$", re.MULTILINE
 )
-"""What a service logs when it closes a shard during its work."""
+"""The log message of a service that closes a shard during its work."""
 
 
 class Scene:
-    """What a fault works with. `dice` are only for the fault; `at` is the schedule's own clock.
+    """The environment of a fault. `dice` are only for the fault. `at` waits by the schedule's own clock.
 
-    `ahead_s` is by how much all its clocks are ahead.
+    `ahead_s` is the number of seconds by which all its clocks are ahead.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Scene:
         return service
 
     def wait_ready(self, service: ServiceProcess) -> None:
-        """Wait until all its shards are open, or it has crashed as planned."""
+        """Wait until all its shards are open, or until it has crashed as planned."""
 
         def is_ready() -> bool:
             return service.process.poll() is not None or service.get("/readyz")[0] == 200
@@ -150,7 +150,7 @@ class Scene:
         until(f"{service.log} is ready", is_ready, self._settle_s, every_s=LOOK_S)
 
     def running(self) -> list[ServiceProcess]:
-        """The services that were started and not ended by the schedule."""
+        """The services that the schedule started and did not end."""
         return [service for service in self.world.services if service not in self._ended]
 
     def kill(self, service: ServiceProcess) -> None:
@@ -158,20 +158,20 @@ class Scene:
         service.kill()
 
     def stop(self, service: ServiceProcess) -> None:
-        """SIGTERM, once it handles the signal; it ends without an error, and in time."""
+        """Send SIGTERM after the service has installed its handler. It must end without an error and in time."""
         self._ended.add(service)
         until("it has started", lambda: "health and metrics" in service.log.read_text())
         code = service.stop(timeout_s=15)
         assert code == 0, f"{service.log} ended with {code}"
 
     def ask_until_crashed(self, service: ServiceProcess, within_s: float = WITHIN_S) -> None:
-        """Send waves of requests until it has ended after the planned step."""
+        """Send waves of requests until the service has ended after the planned step."""
         self._ended.add(service)
         self._ask_until(service.log, lambda: service.process.poll() is not None, within_s)
         assert service.process.poll() == CRASHED, service.log.read_text()[-2000:]
 
     def ask_until_lost(self, way: Proxy) -> None:
-        """Send waves of requests until the proxy has lost what it should lose."""
+        """Send waves of requests until the proxy has lost the planned request or reply."""
         self._ask_until("something is lost", way.lost.is_set)
 
     def _ask_until(
@@ -185,7 +185,7 @@ class Scene:
         raise AssertionError(f"not within {MOST_WAVES} waves of requests: {what}")
 
     def owned_by(self, service: ServiceProcess) -> int:
-        """How many shards it has open."""
+        """The number of its open shards."""
         return int(service.metric("blackbox_shard_open"))
 
     def wait_logged(self, text: str) -> None:
@@ -197,12 +197,12 @@ class Scene:
         until(f"a service logs {text!r}", is_said, every_s=LOOK_S)
 
     def trims(self) -> int:
-        """How often a journal was trimmed so far."""
+        """The number of trims of a journal until now."""
         return sum(service.log.read_text().count(TRIMMED) for service in self.world.services)
 
     def wait_trimmed(self, before: int = 0) -> None:
-        """Wait until a journal was trimmed again; after a trim nothing is left to trim,
-        so further waves of requests may be needed.
+        """Wait until a journal is trimmed again. After a trim there is nothing to trim, so this may
+        send more waves of requests.
         """
 
         def is_trimmed() -> bool:
@@ -216,7 +216,7 @@ class Scene:
     # requests
 
     def ask(self, within_s: float = WITHIN_S) -> None:
-        """Send a wave of requests, from now on; the schedule's clock starts with it."""
+        """Start to send a wave of requests. The schedule's clock starts with it."""
         topics = [topic for topic in self.world.targets for _ in range(8)]
         if self._schedule.dice("topics").random() < 0.2:
             topics.append(self.missing_topic)
@@ -268,19 +268,19 @@ class Scene:
         deleted.result()
 
     def create_requests_again(self) -> None:
-        """Recreate the request topic; later requests are in the new one."""
+        """Create the request topic again. Later requests are in the new topic."""
         before = self._request_topic_id()
         self.delete(self.world.requests)
         self._incarnation += 1
 
         def is_made() -> bool:
-            with suppress(KafkaException):  # deleting the old one takes a while
+            with suppress(KafkaException):  # the deletion of the old topic takes a while
                 self.world.create(self.world.request_topic())
                 return True
             return False
 
         until("the topic exists again", is_made, every_s=LOOK_S)
-        # A broker that does not know it yet acknowledges writes to the old one.
+        # A broker that does not know the new topic yet acknowledges writes to the old topic.
         until("the broker has the new one", lambda: self._request_topic_id() not in (None, before))
         until(
             "it can be written to",
@@ -288,14 +288,14 @@ class Scene:
         )
 
     def _request_topic_id(self) -> str | None:
-        """As the broker reports it; None if it knows no such topic."""
+        """The id that the broker reports, or None if the broker has no such topic."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         with suppress(KafkaException):
             return topic_ids(admin, [self.world.requests])[self.world.requests]
         return None
 
     def rebind(self, *, killed_after_s: float | None = None) -> None:
-        """As the person on call would do it, who may be interrupted and repeats it."""
+        """Run `blackbox rebind` as an operator does, and again if it was interrupted."""
         command = [sys.executable, "-m", "blackbox", "rebind", self.world.requests]
         run = subprocess.Popen(
             [*command, "--pending", "deliver"], text=True, stdout=PIPE, stderr=STDOUT,
@@ -324,7 +324,7 @@ class Scene:
         _wait(self.dice.uniform(shortest_s, longest_s))
 
     def together(self, does: Callable[[], object]) -> None:
-        """Run once for all schedules that share a server, when all of them have reached this point."""
+        """Run once for all schedules that share a server, after all of them have reached this point."""
         if self._company.wait(SETTLE_S) == 0:
             try:
                 does()
@@ -352,7 +352,7 @@ class Scene:
     # the end
 
     def settle(self) -> bool:
-        """Wait until every request was stored and nothing is pending; False if that takes too long."""
+        """Wait until every request is stored and nothing is pending. False if that takes too long."""
         for sending in self._asking:
             sending.join()
         self.world.flush()
@@ -365,7 +365,7 @@ class Scene:
         return True
 
     def _journal_ends(self) -> dict[Shard, int]:
-        """The offset after the last record of each partition; transactions end with markers."""
+        """The offset after the last record of each partition, without transaction markers."""
         topic = self.world.requests
         ends = {Shard(topic, number): 0 for number in range(self.world.partitions)}
         for incarnation, written in self._written:
@@ -383,7 +383,7 @@ class Scene:
         return pending is not None and pending <= self.stays_pending
 
     def _pending(self, ends: dict[Shard, int]) -> int | None:
-        """How many requests are pending; None while some of the partitions are not read up to these ends."""
+        """The number of pending requests, or None while some partitions are not read up to these ends."""
         pending = 0
         for shard, end in ends.items():
             try:
@@ -396,10 +396,10 @@ class Scene:
         return pending
 
     def account(self) -> Account:
-        """Compare all requests with everything that a consumer finds.
+        """Compare all requests with the messages that a consumer reads.
 
-        Reads again while something is missing: a commit is valid before its markers are on every
-        broker, and a read_committed reader stops at a broker that was down and does not have them.
+        Reads again while messages are missing. A commit is valid before its markers are on every broker.
+        A read_committed consumer stops at a broker that was down and does not have them.
         """
         books = self._account()
         missing = len(books.lost)
@@ -426,7 +426,7 @@ class Scene:
         )
 
     def _went_down(self) -> list[tuple[int, int]]:
-        """The requests whose message went to the doomed topic, as only the receipts show."""
+        """The requests whose messages were delivered to the doomed topic. Only the receipts show them."""
         return [
             (partition, offset)
             for partition, found in self._receipts().items()
@@ -437,12 +437,12 @@ class Scene:
         ]
 
     def torn(self) -> int:
-        """How many torn transactions recovery found: their receipt exists, but not all messages."""
+        """The number of torn transactions that recovery found."""
         found = self._receipts().values()
         return sum(bool(receipt.void) for partition in found for _, receipt in partition)
 
     def _receipts(self) -> dict[int, list[tuple[int, Receipt]]]:
-        """By partition, each with its offset, as a read_committed consumer finds them."""
+        """The receipts of each partition with their offsets, as a read_committed consumer reads them."""
         receipts: dict[int, list[tuple[int, Receipt]]] = {}
         topic = receipts_topic(self.world.requests)
         for message in each_of(self.kafka.bootstrap_servers, topic):
@@ -451,7 +451,7 @@ class Scene:
         return receipts
 
     def complaints(self, books: Account, *, may_revive: bool) -> list[str]:
-        """Violations of guarantees; at-least-once may repeat a batch after each end of an owner."""
+        """Violations of guarantees. At-least-once may repeat a batch each time an owner ends."""
         services = self.world.services
         given_up = sum(len(UNFINISHED.findall(service.log.read_text())) for service in services)
         ends = given_up + (len(services) - 1) * self.world.partitions
@@ -464,7 +464,7 @@ class Scene:
         return found
 
     def delete_topics(self) -> None:
-        """Delete them, because a broker serves hundreds of schedules."""
+        """Delete the topics, because a broker serves hundreds of schedules."""
         world = self.world
         ours = [world.requests, receipts_topic(world.requests), world.dead_letters, *world.targets]
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})

@@ -1,4 +1,4 @@
-"""What a seed decides: which fault meets which requests, when, and how the service is set up."""
+"""The content of a schedule, decided by its seed: the fault, the requests, their times, and the service's settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One fault, and the requests that meet it; the same for the same seed and number."""
+    """One fault, and the requests during it. The same seed and number give the same schedule."""
 
     seed: int
     number: int
@@ -35,7 +35,7 @@ class Schedule:
         return f"--seed {self.seed} --schedule {self.number}"
 
     def dice(self, purpose: str) -> Random:
-        """Dice for one purpose, so that a further draw for one does not change the others."""
+        """A random generator for one purpose. More draws for one purpose do not change the others."""
         return Random(f"{self.seed}/{self.number}/{purpose}")
 
     @property
@@ -53,7 +53,7 @@ class Schedule:
         )
 
     def asks(self, setup: Setup, wave: int, within_s: float, topics: Sequence[str]) -> list[Ask]:
-        """A wave of requests: sent over the first half of `within_s`, due by its end."""
+        """A wave of requests that are sent in the first half of `within_s` and due by its end."""
         dice = self.dice(f"wave {wave}")
         count = dice.randint(30, 60)
         asks: list[Ask] = []
@@ -66,7 +66,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the service of a schedule is set up."""
+    """The settings of the service of a schedule."""
 
     delivery: Delivery
     partitions: int
@@ -91,7 +91,7 @@ def _size(dice: Random) -> int:
 def _one(
     dice: Random, body: str, at_s: float, partition: int, within_s: float, topics: Sequence[str]
 ) -> list[Ask]:
-    """A request, perhaps one that is ended or replaced by a second record."""
+    """A request, and perhaps a second record that cancels or replaces it."""
     kind = dice.random()
     left_s = within_s - at_s
     request = {

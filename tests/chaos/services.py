@@ -1,4 +1,4 @@
-"""Services that start in a tenth of the time: forked from a process that has imported everything."""
+"""Services that start ten times faster: they are forked from a process that has imported all modules."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOOK_S = 0.02
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(["blackbox.cli", "blackbox.run", __name__])
 _one_at_a_time = Lock()
-"""`multiprocessing` checks all its children from time to time, and is not safe for several threads."""
+"""`multiprocessing` checks all its children from time to time, and is not thread-safe."""
 
 
 class ForkedService(ServiceProcess):
-    """A service like any other, with a process and a configuration of its own.
+    """A service with its own process and configuration.
 
-    With a `crash`, it ends after that step; with a `clock`, that is its host's clock.
+    With a `crash`, it ends after that step. With a `clock`, it uses that clock as its host's clock.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ForkedService(ServiceProcess):
     ) -> subprocess.Popen[bytes]:
         own = os.environ | environment, self.log, options, self._crash, self._clock
         forked = Forked(_serve, own)
-        return cast("subprocess.Popen[bytes]", forked)  # the part of it that services need
+        return cast("subprocess.Popen[bytes]", forked)  # it has the methods that services need
 
 
 class Forked:

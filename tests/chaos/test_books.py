@@ -1,4 +1,4 @@
-"""The books find messages that are lost, duplicated, early, revived or in a wrong topic."""
+"""The accounting finds messages that are lost, duplicated, early, revived or in a wrong topic."""
 
 from __future__ import annotations
 

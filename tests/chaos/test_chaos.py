@@ -1,4 +1,4 @@
-"""A sample of the schedules of `make chaos`: one of each of these faults."""
+"""A sample of `make chaos`: one schedule of each of these faults."""
 
 from __future__ import annotations
 

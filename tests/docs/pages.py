@@ -1,4 +1,4 @@
-"""Pages with generated parts; what is around these parts is written by hand.
+"""Pages with generated parts. The text around these parts is written by hand.
 
 A part lies between `<!-- begin NAME: … -->` and `<!-- end NAME -->`, and `PARTS` has its content.
 """

@@ -61,7 +61,7 @@ def table_of_payload() -> str:
 
 
 def example() -> str:
-    """What `redis-cli` shows after a request was read."""
+    """The output of `redis-cli` after a request was read."""
     server = fakeredis.FakeServer(server_type="redis")
     connections = fake_connections(server)
     client: Any = redis.Redis(connection_pool=connections)

@@ -1,4 +1,4 @@
-"""What the journals define for a shard. Pure functions of the product are called, not modelled."""
+"""The content of an index as the journals define it. The model calls pure functions of the product."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def marks_in(state: State) -> Iterator[Mark]:
 
 
 class Planned(NamedTuple):
-    """An index after a batch, and what the batch did: see `plan.Plan`."""
+    """An index after a batch, and the effects of the batch: see `plan.Plan`."""
 
     entries: int
     cold: int

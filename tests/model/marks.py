@@ -51,7 +51,7 @@ class Marks:
             yield "W3 commits what it found", self._commit(state, who, owner, walk)
 
     def trim(self, state: State) -> Iterator[tuple[str, State]]:
-        """Any mark is a fact about the journals, whoever wrote it."""
+        """Any mark is a fact about the journals, regardless of its writer."""
         starts = state.starts
         found = set(marks_in(state))
         if not self._terms.keeps(Rule.COMMITTED):

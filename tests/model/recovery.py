@@ -194,7 +194,7 @@ class Recovery:
         return state.with_owner(who, opened)
 
     def _end_ahead(self, index: Index, at: int) -> Index:
-        """What a request that is left in Kafka ends."""
+        """The requests that a request in Kafka ends."""
         record = self._terms.records[at]
         if record in REPLACES:
             named = 1 << NAMED_BY[record]

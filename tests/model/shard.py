@@ -7,7 +7,7 @@ Between any two steps of an owner all others may act. What is not modelled, and 
   running when its owner starts over is an action of a frozen owner.
 - An entry and its payload are written and removed in one MULTI: here they are one.
 - A receipt enters the log when it is committed. Until then its transaction is open, from D2 to D4 of
-  its owner; a fence or a crash is what aborts it. The gap in the offsets is not modelled.
+  its owner. A fence or a crash aborts it. The gap in the offsets is not modelled.
 - One caller id is enough to cancel and to replace. Any due request may be carried at any time, or
   not; promotion itself is not modelled, nor are retention by others and targets that refuse messages.
 - At-least-once delivery must only lose nothing.
@@ -70,7 +70,7 @@ class Fault(StrEnum):
 
 
 class Story(NamedTuple):
-    """What callers write, in this order; the most that one batch delivers.
+    """The records that callers write, in this order, and the largest batch of a delivery.
 
     `kinds` are the faults that there may be. With `walks` the shard is open at the start, and steps between which nothing is written are
     taken at once. Stories without have them one by one, but a rebuild at once.
@@ -85,7 +85,7 @@ class Story(NamedTuple):
 
 
 class Model:
-    """The states of a shard, from one to the next, and what is guaranteed in each.
+    """The states of a shard, the steps between them, and the guarantees in each state.
 
     `faults` is how many there may be of: a crash, another owner, a Redis that is rolled back, is emptied
     or is full, a torn transaction. `without` are the rules that owners do not follow.
@@ -116,7 +116,7 @@ class Model:
         self._names = {(who, step): f"{NAMES[who]}: {step}" for who in (0, 1) for step in Step}
 
     def start(self) -> State:
-        """There are no requests; the shard belongs to A, which has not opened it unless there are walks."""
+        """No requests exist. The shard belongs to A, which has opened it only if there are walks."""
         owners = CLOSED, CLOSED
         does_go_back = Fault.BACK in self._story.kinds
         state = State(
@@ -169,7 +169,7 @@ class Model:
         return None
 
     def untrue(self, state: State) -> str | None:
-        """What the positions define, if the index differs."""
+        """The index that the positions define, if the actual one differs."""
         index = state.redis
         if index is None or not self._story.is_once:
             return None
@@ -193,7 +193,7 @@ class Model:
         return offsets & ~left.hot
 
     def unsettled(self, state: State) -> str | None:
-        """What is lost, once the shard's owner is idle."""
+        """The lost requests, after the shard's owner has become idle."""
         hot, cold, letters, _ = standing(self._records[: state.written], state.counted)
         delivered = delivered_in(state.log)
         if lost := hot & (state.due | letters) & ~delivered:
@@ -226,7 +226,7 @@ class Model:
                 yield self._names[who, step], found
 
     def _alike(self, request: int) -> int:
-        """With what carries it."""
+        """The request with the records that carry it."""
         carried = (at for at in members(self._carried))
         return 1 << request | sum(
             1 << at for at in carried if origins(self._records, 1 << at) == 1 << request

@@ -1,4 +1,4 @@
-"""One shard at one moment: its two journals, its index in Redis, and what two owners have in memory.
+"""One shard at one moment: its two journals, its index in Redis, and the memory of two owners.
 
 Sets of requests are bit masks. Times are not numbers: a request is due, or it is not yet due.
 """
@@ -19,7 +19,7 @@ class Record(StrEnum):
     """A record of the request topic. All that have a caller id share the same one.
 
     A carried record replaces a cold request. It counts if that is cold then; a replacement
-    by id if what it replaces is pending.
+    by id if the request that it replaces is pending.
     """
 
     REQUEST = "a request"
@@ -37,7 +37,7 @@ class Record(StrEnum):
 
 
 class Step(StrEnum):
-    """What an owner does next, with its number in the verbs and its name in the code."""
+    """The next step of an owner, with its number in the verbs and its name in the code."""
 
     CONFIRM = "R1 asks the group (confirm)"
     FENCE = "R1 fences earlier owners (ShardWriter.open)"
@@ -61,7 +61,7 @@ class Step(StrEnum):
 
 
 class Index(NamedTuple):
-    """A shard in Redis: the two positions, and what they define. `holder` is the request with the caller id.
+    """A shard in Redis: the two positions, and the content that they define. `holder` is the request with the caller id.
 
     letters -- the entries that are late replacements by id
     in_flight -- what is being delivered
@@ -118,7 +118,7 @@ class Receipt(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What an owner's walk has read of an index so far.
+    """The part of an index that an owner's walk has read.
 
     requests, receipts -- the positions at its start
     todo               -- parts that it has not read yet
@@ -136,9 +136,9 @@ class Walk(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What an owner has in memory.
+    """The memory of an owner.
 
-    step               -- what recovery or dispatch does next
+    step               -- the next step of recovery or dispatch
     requests, receipts -- the positions it last saw
     position, taking   -- where its reader is, once the shard is open; the batch that was read
     watched            -- the index as intake, or D5, saw it at its WATCH

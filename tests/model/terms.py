@@ -94,7 +94,7 @@ class Terms:
         return of_kind(self.records, tuple(NAMED_BY))
 
     def stored(self, state: State, index: Index, seen: Index, start: int, end: int) -> State:
-        """How I3, R5 and O3 change an index, given what they read at their WATCH."""
+        """The changes of an index by I3, R5 and O3, from the state that they read at their WATCH."""
         known = seen if self.keeps(Rule.UNKNOWN) else seen._replace(told=len(self.records))
         plan = planned(self.records, known._replace(in_flight=0, token=NOBODY), start, end)
         if not self.keeps(Rule.ONE_MULTI):
@@ -116,7 +116,7 @@ class Terms:
         )
 
     def settled(self, index: Index, seen: Index, ended: int, position: int) -> Index:
-        """How R4 and D5 change an index, given what they read at their WATCH."""
+        """The changes of an index by R4 and D5, from the state that they read at their WATCH."""
         early = ended & ~below(seen.requests)
         is_freed = seen.holder != NOBODY and ended >> seen.holder & 1
         gone = ended & ~early

@@ -1,4 +1,4 @@
-"""Bugs that somebody might write, each as a change of the product's text.
+"""Realistic bugs, each as a change of the product's source text.
 
 Each of them has lost or duplicated messages of a system like this one.
 """
@@ -17,9 +17,9 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are run if those without servers find nothing; () if those must find it.
+    """`tests` are run if the tests without servers find nothing; () if these must find the bug.
 
-    `faults` of the chaos suite are played one after the other, and may also show it.
+    `faults` of the chaos suite are played one after the other, and may also show the bug.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Bug(NamedTuple):
 BUGS = (
     Bug(
         "remove-before-commit",
-        "what is being delivered leaves the index before Kafka has it",
+        "Dispatch removes the entries of a batch from the index before it commits the Kafka transaction.",
         (
             Change(
                 "core/dispatch.py",
@@ -46,7 +46,7 @@ BUGS = (
     ),
     Bug(
         "position-before-data",
-        "intake moves its position first, and stores then",
+        "Intake writes the offset `requests` in one MULTI, and stores the requests in a later one.",
         (
             Change(
                 "index/intake_changes.py",
@@ -61,7 +61,7 @@ BUGS = (
     ),
     Bug(
         "due-without-positions",
-        "dispatch does not look whether the index is still its own",
+        "Dispatch does not compare the position when it reads due requests.",
         (
             Change(
                 "index/guarded_index.py",
@@ -73,7 +73,7 @@ BUGS = (
     ),
     Bug(
         "receipts-before-fence",
-        "a new owner reads what was delivered before it has fenced the old one",
+        "A new owner reads the end of the receipts before it fences the earlier owner.",
         (
             Change(
                 "core/recovery.py",
@@ -90,7 +90,7 @@ BUGS = (
     ),
     Bug(
         "no-skip",
-        "a removal is forgotten when its request is not in the index yet",
+        "Removals of requests that are not in the index yet are not stored in `skip`.",
         (
             Change(
                 "index/dispatch_changes.py",
@@ -107,7 +107,7 @@ BUGS = (
     ),
     Bug(
         "settle-without-positions",
-        "what was delivered is removed from whatever index is there now",
+        "Writes to the index, such as the removal of delivered requests, do not compare the position.",
         (
             Change(
                 "index/guarded_index.py",
@@ -119,7 +119,7 @@ BUGS = (
     ),
     Bug(
         "one-id-per-process",
-        "the transactional id is the process', so that a new owner fences nobody",
+        "The transactional id contains the process id. A new owner therefore does not fence the earlier one.",
         (
             Change(
                 "journal/shard_writer.py",
@@ -131,7 +131,7 @@ BUGS = (
     ),
     Bug(
         "position-of-the-first-record",
-        "a batch says that it begins at its first record, not where it was read from",
+        "A batch starts at the offset of its first record, not at the offset from which it was read.",
         (
             Change(
                 "journal/request_reader.py",
@@ -151,7 +151,7 @@ BUGS = (
     ),
     Bug(
         "silent-reconnect",
-        "a lost connection to Redis is made anew, and nobody looks what Redis has lost",
+        "After a lost connection, blackbox connects to Redis again and repeats the commands, without a recovery.",
         (
             Change(
                 "index/connection.py",
@@ -175,7 +175,7 @@ BUGS = (
     ),
     Bug(
         "short-expiry",
-        "payloads expire a second after they are due, also while nobody runs",
+        "Payloads expire one second after the due time, even if no service runs.",
         (
             Change(
                 "index/command_builder.py",
@@ -187,7 +187,7 @@ BUGS = (
     ),
     Bug(
         "the-last-receipt-is-believed",
-        "nobody looks whether the messages of the last receipt are there",
+        "Recovery does not check whether the messages of the last receipt exist.",
         (
             Change(
                 "core/barrier.py",
@@ -199,7 +199,7 @@ BUGS = (
     ),
     Bug(
         "a-word-without-an-offset",
-        "what the client calls delivered is believed, though it cannot say where",
+        "The producer accepts an acknowledgement that has no offset.",
         (
             Change(
                 "journal/shard_writer.py", "            self._unplaced += 1\n", "            pass\n"
@@ -210,19 +210,19 @@ BUGS = (
     ),
     Bug(
         "open-before-read",
-        "a shard delivers before it has read its requests to the end",
+        "Recovery does not read the request topic to its end before dispatch starts.",
         (Change("core/recovery.py", "        self._catch_up()  # R5\n", ""),),
         ("from after a cancel",),
     ),
     Bug(
         "walk-without-token",
-        "a walk goes on over an index that was opened anew meanwhile",
+        "A walk continues although the index was opened again.",
         (Change("index/walk.py", "token != self._token or rebuild", "rebuild"),),
         ("Redis put back to before a trim", "Redis emptied after a trim"),
     ),
     Bug(
         "positions-after-the-walk",
-        "a walk says the positions that it read last, not those it began at",
+        "A walk returns the position that it read last, not the position at its start.",
         (
             Change(
                 "index/walk.py",
@@ -234,7 +234,7 @@ BUGS = (
     ),
     Bug(
         "walk-reconnects",
-        "a walk whose connection is lost goes on over another one",
+        "A walk that loses its connection continues on a new connection.",
         (
             Change(
                 "index/walk.py",
@@ -255,25 +255,25 @@ BUGS = (
     ),
     Bug(
         "walk-over-lost-due-times",
-        "a walk does not look whether the due times are still there",
+        "A walk does not check whether the due times still exist.",
         (Change("index/walk.py", "if sentinel is None or found", "if found"),),
         ("due times deleted alone",),
     ),
     Bug(
         "walk-with-requests-unread",
-        "a walk does not wait until the requests are read of which a mark told",
+        "A walk does not wait until all requests with a recorded verdict are read.",
         (Change("index/walk.py", "known_to > self.positions.requests or ", ""),),
         ("Redis full",),
     ),
     Bug(
         "early-not-awaited",
-        "a walk does not wait until a replacement is read whose other request was removed before",
+        "A walk does not wait until a replacement is read whose earlier request is already removed.",
         (Change("index/walk.py", "*(int(name, 16) + 1 for name in early), ", ""),),
         (),
     ),
     Bug(
         "early-forgotten",
-        "a replacement whose other request was removed before there was room for it is too late",
+        "Recovery removes a replaced request early, but does not record its replacement in `early`. The replacement is then too late.",
         (
             Change(
                 "core/settling.py",
@@ -285,7 +285,7 @@ BUGS = (
     ),
     Bug(
         "ended-by-id-forgotten",
-        "a cancel by the first id is forgotten while what it ends is cold",
+        "Intake does not record a cancel by the first id of a cold request.",
         (
             Change(
                 "core/resolve.py",
@@ -297,7 +297,7 @@ BUGS = (
     ),
     Bug(
         "ignored-not-written",
-        "intake forgets which conditional records did not count",
+        "Intake does not record which conditional records did not count.",
         (
             Change(
                 "index/intake_changes.py",
@@ -309,13 +309,13 @@ BUGS = (
     ),
     Bug(
         "ignored-not-told",
-        "a mark is committed, and no receipt says which conditional records did not count",
+        "The receipt of a mark does not name the conditional records that did not count.",
         (Change("core/low_water.py", "ignored=ignored", "ignored=[]"),),
         ("crash after a promotion was committed",),
     ),
     Bug(
         "receipts-of-the-last-pair",
-        "a mark says that no older receipts are needed, whatever is still pending",
+        "A mark takes its receipts offset from the last pair, even if receipts below it are still needed.",
         (
             Change(
                 "core/low_water.py",
@@ -327,7 +327,7 @@ BUGS = (
     ),
     Bug(
         "jump-to-the-start",
-        "an index that lies below the start of a journal is kept, and goes on at the start",
+        "An index whose position is below the start of a journal is kept, and continues at the start.",
         (
             Change(
                 "core/index_preparation.py",
@@ -339,13 +339,13 @@ BUGS = (
     ),
     Bug(
         "skip-left",
-        "an index that is emptied keeps the removals that were read ahead",
+        "Recovery keeps `skip` when it empties an index.",
         (Change("index/command_builder.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
         ("Redis put back to before a trim",),
     ),
     Bug(
         "unknown-believed",
-        "a carried record that no receipt told of counts, whatever became of the one it carries on",
+        "A carried record without a recorded verdict counts, even if the request that it carries is not pending.",
         (
             Change(
                 "core/plan.py",
@@ -357,7 +357,7 @@ BUGS = (
     ),
     Bug(
         "receipts-trimmed-first",
-        "receipts are removed before the requests that they end",
+        "Receipts are trimmed before the requests that they end.",
         (
             Change(
                 "journal/trim.py",
@@ -369,7 +369,7 @@ BUGS = (
     ),
     Bug(
         "trimmed-before-the-mark",
-        "journals are trimmed up to a mark that is not in Kafka yet",
+        "Journals are trimmed up to a mark that is not in Kafka yet.",
         (
             Change(
                 "engine/shard_session.py",
@@ -382,7 +382,7 @@ BUGS = (
     ),
     Bug(
         "stored-by-anybody",
-        "requests are stored by another process while the owner rebuilds the index",
+        "Another process stores requests while the owner rebuilds the index.",
         (
             Change(
                 "index/intake_changes.py",
@@ -394,7 +394,7 @@ BUGS = (
     ),
     Bug(
         "sentinel-not-checked",
-        "nobody notices that the due times were lost alone",
+        "Recovery does not notice that only the due times were lost.",
         (
             Change(
                 "index/command_builder.py", "        if last != [SENTINEL]:", "        if False:"
@@ -404,7 +404,7 @@ BUGS = (
     ),
     Bug(
         "cold-marks-not-checked",
-        "nobody notices that the marks of the cold tier were lost alone",
+        "Recovery and walks do not notice that only the bits of the cold tier were lost.",
         (
             Change(
                 "index/command_builder.py",
@@ -417,7 +417,7 @@ BUGS = (
     ),
     Bug(
         "emptied-unseen",
-        "who begins an index empties it before it looks whether it is still the one it saw",
+        "An owner removes entries of an index before it checks that it is still the index that it loaded.",
         (
             Change(
                 "index/opening_changes.py",
@@ -434,7 +434,7 @@ BUGS = (
     ),
     Bug(
         "cut-not-heard",
-        "receipts of requests that a log lost end those that take their places",
+        "The outcomes of requests that the log lost end the new requests at the same offsets.",
         (
             Change(
                 "core/outcomes.py",
@@ -447,7 +447,7 @@ BUGS = (
     ),
     Bug(
         "begun-without-a-mark",
-        "a topic that was created again is begun, and its first receipt does not say where",
+        "The first receipt for a topic that was created again has no low-water mark.",
         (
             Change(
                 "rebind/decide.py",
@@ -460,7 +460,7 @@ BUGS = (
     ),
     Bug(
         "unknown-not-noted",
-        "an index is bound to new receipts, and forgets that they do not tell what was delivered before",
+        "A rebind to a new receipts topic does not record that earlier outcomes are unknown.",
         (
             Change(
                 "rebind/topic_rebind.py",
@@ -473,7 +473,7 @@ BUGS = (
     ),
     Bug(
         "older-index-asked-again",
-        "what an index of an old topic still has is asked for again, though the new topic was opened since",
+        "A rebind writes the requests of an old topic's index again although the new topic has been opened since.",
         (
             Change(
                 "rebind/decide.py",
@@ -486,7 +486,7 @@ BUGS = (
     ),
     Bug(
         "rebind-fenced-once",
-        "rebind gives up when a service that tries to open the shard fences it",
+        "A rebind ends when a service that opens the shard fences it.",
         (
             Change(
                 "rebind/topic_rebind.py",
@@ -499,7 +499,7 @@ BUGS = (
     ),
     Bug(
         "too-late-forgotten",
-        "a replacement by id that was too late is judged again, by what is pending now",
+        "A replacement by id that was too late counts if the named request is pending when it is read again.",
         (
             Change(
                 "core/resolve.py",
@@ -512,7 +512,7 @@ BUGS = (
     ),
     Bug(
         "early-leaves-a-holder",
-        "a replacement that there is no room for leaves what waits under its caller id",
+        "If Redis has no room for a replacement, recovery keeps the pending request with its caller id.",
         (
             Change(
                 "core/settling.py",
@@ -525,7 +525,7 @@ BUGS = (
     ),
     Bug(
         "memory-not-checked",
-        "nobody notices that `skip`, `moved` or `ended` was lost alone",
+        "Recovery does not notice that only `skip`, `moved` or `ended` was lost.",
         (
             Change(
                 "index/command_builder.py",
@@ -538,7 +538,7 @@ BUGS = (
     ),
     Bug(
         "moved-left",
-        "which record promotion wrote is remembered although its request has ended",
+        "Dispatch does not remove an ended request from `moved`.",
         (
             Change(
                 "index/dispatch_changes.py",
@@ -551,7 +551,7 @@ BUGS = (
     ),
     Bug(
         "rebind-without-outcomes",
-        "a rebind asks again for what receipts say has ended",
+        "A rebind writes requests again that have an outcome in the receipts.",
         (
             Change(
                 "rebind/leftovers.py",
@@ -564,7 +564,7 @@ BUGS = (
     ),
     Bug(
         "newer-record-ended",
-        "a rebind asks again for what its caller has replaced or cancelled since",
+        "A rebind writes a request again although a later record with its caller id replaced or cancelled it.",
         (
             Change(
                 "rebind/since.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
@@ -575,7 +575,7 @@ BUGS = (
     ),
     Bug(
         "letter-asked-again",
-        "a rebind asks again for what was to become a dead letter",
+        "A rebind writes the request again instead of its dead letter.",
         (
             Change(
                 "rebind/leftovers.py",
@@ -588,7 +588,7 @@ BUGS = (
     ),
     Bug(
         "older-receipts-kept",
-        "an index older than its receipts topic is bound to it as it is",
+        "A rebind keeps an index from before its receipts topic was opened.",
         (
             Change(
                 "rebind/decide.py",
@@ -601,7 +601,7 @@ BUGS = (
     ),
     Bug(
         "asked-again-unsaid",
-        "no receipt tells which index the requests were of that were asked for again",
+        "The receipt of a rebind does not name the index whose requests were written again.",
         (
             Change(
                 "rebind/decide.py",
@@ -614,7 +614,7 @@ BUGS = (
     ),
     Bug(
         "older-than-a-cut-kept",
-        "what an index of before a log lost its end has of the lost requests is asked for once more",
+        "A rebind of an index from before a log became shorter writes the lost requests again, although their outcomes are unknown.",
         (
             Change(
                 "rebind/decide.py",
@@ -627,7 +627,7 @@ BUGS = (
     ),
     Bug(
         "cut-said-twice",
-        "a rebind of an older index says once more that the log lost its end, and voids what was delivered since",
+        "A rebind of an older index records the same cut again, which voids the outcomes since the first one.",
         (
             Change(
                 "rebind/decide.py",
@@ -640,7 +640,7 @@ BUGS = (
     ),
     Bug(
         "fenced-for-nothing",
-        "a service that cannot open a shard fences whoever rebinds it",
+        "Recovery does not check the index before it fences. A service that cannot open a shard fences a running rebind.",
         (
             Change(
                 "core/recovery.py",
@@ -653,7 +653,7 @@ BUGS = (
     ),
     Bug(
         "all-leave-their-partitions",
-        "requests are asked for again anywhere though the topic has as many partitions as before",
+        "A rebind writes requests to any partition although the number of partitions is the same as before.",
         (
             Change(
                 "rebind/decide.py",
@@ -666,14 +666,14 @@ BUGS = (
     ),
     Bug(
         "cancels-by-id-not-heard",
-        "a rebind asks again for what was cancelled by its id since",
+        "A rebind writes a request again although a later record cancelled it by its id.",
         (Change("rebind/since.py", " or id in self.cancelled\n", "\n"),),
         (),
         (),
     ),
     Bug(
         "unknown-recurs-no-more",
-        "what recurs ends when its outcome becomes unknown",
+        "A recurring request ends when its outcome becomes unknown.",
         (
             Change(
                 "core/interpret.py",
@@ -686,7 +686,7 @@ BUGS = (
     ),
     Bug(
         "first-id-not-looked-for",
-        "a cancel by the first id of what was carried on is not seen before its next time is asked for",
+        "The check of follow-ups does not find a cancel by the first id of a carried request.",
         (
             Change(
                 "core/follow_ups.py",
@@ -699,7 +699,7 @@ BUGS = (
     ),
     Bug(
         "backlog-remembered-whole",
-        "the memory of the service grows with the backlog in Kafka",
+        "The check of follow-ups keeps the names in all records of the backlog in memory, without a limit.",
         (
             Change(
                 "core/follow_ups.py",
@@ -712,7 +712,7 @@ BUGS = (
     ),
     Bug(
         "not-looked-for-beyond",
-        "what recurs goes on although a record in a very long backlog cancels it",
+        "The check of follow-ups does not find a cancel in a very long backlog. The recurring request continues.",
         (
             Change(
                 "core/follow_ups.py",
@@ -725,7 +725,7 @@ BUGS = (
     ),
     Bug(
         "neighbours-refused",
-        "what was in a batch with a record that Kafka does not take becomes a dead letter, too",
+        "If Kafka refuses one record of a rebind's batch, other requests of the batch become dead letters too.",
         (
             Change(
                 "rebind/leftovers.py",
@@ -738,7 +738,7 @@ BUGS = (
     ),
     Bug(
         "written-behind-a-lost-end",
-        "what callers wrote behind a lost end is passed over when the log is still shorter than it was",
+        "A rebind skips records that callers wrote after the log lost its end, if the log is still shorter than before.",
         (
             Change(
                 "rebind/decide.py",
@@ -751,7 +751,7 @@ BUGS = (
     ),
     Bug(
         "ranks-that-moved",
-        "what a frozen owner puts off while an index is read is not written again",
+        "A rebind does not write a request again that a frozen owner postpones during the rebind.",
         (
             Change(
                 "rebind/leftovers.py",
@@ -764,7 +764,7 @@ BUGS = (
     ),
     Bug(
         "gap-of-former-partitions",
-        "former partitions are begun with the first one, and a run that is interrupted hides the others",
+        "A rebind starts with the first former partition. If it is interrupted, the next run does not find the others.",
         (
             Change(
                 "rebind/topic_rebind.py",
@@ -777,7 +777,7 @@ BUGS = (
     ),
     Bug(
         "former-partition-unsaid",
-        "nothing in Kafka says that what a former partition had was asked for again",
+        "A rebind writes no receipt for a former partition whose requests it has written again.",
         (
             Change(
                 "rebind/decide.py",
@@ -790,7 +790,7 @@ BUGS = (
     ),
     Bug(
         "one-partition-stops-all",
-        "where one partition does not say how far it goes, none is planned to be read",
+        "Spark: if one partition does not return its end, no partition is read.",
         (
             Change(
                 "journal/ends.py",
@@ -803,7 +803,7 @@ BUGS = (
     ),
     Bug(
         "one-range-fails-its-task",
-        "a range that Kafka does not give takes the others of its task with it",
+        "Spark: a range that Kafka does not return stops the other ranges of its task.",
         (
             Change(
                 "journal/ranges.py",
@@ -816,7 +816,7 @@ BUGS = (
     ),
     Bug(
         "left-behind-for-good",
-        "what a shard missed is only read once something new is written to it",
+        "Spark: a shard that was left behind is read only after a new record is written to it.",
         (
             Change(
                 "engine/spark/intake_stream.py",
@@ -829,7 +829,7 @@ BUGS = (
     ),
     Bug(
         "lost-end-unseen",
-        "after a leader change it is not looked whether the last record that was read is still there",
+        "After a change of leader, intake does not check whether the last record that it read still exists.",
         (
             Change(
                 "core/intake.py",
@@ -842,14 +842,14 @@ BUGS = (
     ),
     Bug(
         "refused-records-kept",
-        "large records that are refused are kept whole in Redis",
+        "Redis stores large refused records completely.",
         (Change("core/interpret.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
         (),
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
         "refused-read-at-once",
-        "the large records of a batch's dead letters are read from Kafka all at once",
+        "Dispatch reads the large records of all dead letters of a batch from Kafka at once.",
         (
             Change(
                 "core/due_batch.py",
@@ -862,7 +862,7 @@ BUGS = (
     ),
     Bug(
         "silence-of-aborted-records",
-        "a client that passes over aborted records for long is taken for one that does not answer",
+        "A read treats a client that skips many aborted records as a client without an answer.",
         (
             Change(
                 "journal/partition_reader.py",
@@ -875,7 +875,7 @@ BUGS = (
     ),
     Bug(
         "kafkas-clock-ignored",
-        "Kafka's clock keeps nothing that is due by those of Redis and the host",
+        "Dispatch delivers requests that are due by the clocks of Redis and the host, but not by Kafka's clock.",
         (
             Change(
                 "records/clock.py",
@@ -888,7 +888,7 @@ BUGS = (
     ),
     Bug(
         "kafkas-clock-for-good",
-        "a clock of Kafka that was set forward, or a host that slept, is not noticed",
+        "Dispatch does not notice that Kafka's clock was set forward or that the host was suspended.",
         (
             Change(
                 "records/clock.py",
@@ -901,7 +901,7 @@ BUGS = (
     ),
     Bug(
         "stamp-not-compared",
-        "what was not due yet by Kafka's clock as it took it is committed",
+        "Dispatch commits a transaction although Kafka's timestamp is before a due time of the batch.",
         (
             Change(
                 "core/dispatch.py",
@@ -914,7 +914,7 @@ BUGS = (
     ),
     Bug(
         "parked-and-forgotten",
-        "who opens a shard does not look what is parked in it",
+        "A new shard owner does not look for parked requests.",
         (
             Change(
                 "index/postponing.py",
@@ -927,7 +927,7 @@ BUGS = (
     ),
     Bug(
         "parked-by-others",
-        "what a Redis that went back, or an owner that was fenced, has parked is not looked for",
+        "Dispatch does not look for requests that a fenced owner parked, or that are parked after a rollback of Redis.",
         (
             Change(
                 "index/dispatch_changes.py",
@@ -940,7 +940,7 @@ BUGS = (
     ),
     Bug(
         "oldest-starves",
-        "in a backlog, requests that came in later and were due earlier are skipped as long as it lasts",
+        "In a backlog, dispatch skips requests that arrived later and are due earlier until the backlog ends.",
         (
             Change(
                 "core/dispatch.py",
@@ -953,7 +953,7 @@ BUGS = (
     ),
     Bug(
         "backlog-read-ahead",
-        "a backlog that comes out is read ahead, and what is due for others skipped meanwhile",
+        "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
             Change(
                 "core/dispatch.py",
@@ -966,7 +966,7 @@ BUGS = (
     ),
     Bug(
         "backlog-overtaken",
-        "what comes due anew for a target goes out before what was parked for it",
+        "Requests that become due for a target are delivered before its parked requests.",
         (
             Change(
                 "core/due_batch.py",
@@ -979,7 +979,7 @@ BUGS = (
     ),
     Bug(
         "backlog-first",
-        "a backlog of one target takes a whole batch",
+        "Parked requests of one target fill a whole batch.",
         (
             Change(
                 "index/dispatch_changes.py",
@@ -992,7 +992,7 @@ BUGS = (
     ),
     Bug(
         "what-cannot-be-read-is-sent-again",
-        "messages of the last receipt that nobody can read yet count as not delivered",
+        "Recovery delivers requests again whose messages cannot be read yet.",
         (
             Change(
                 "core/recovery.py",
@@ -1005,14 +1005,14 @@ BUGS = (
     ),
     Bug(
         "a-doubt-is-forgotten-with-redis",
-        "the barrier does not say what could not be read, so that who rebuilds the index sends it again",
+        "The barrier does not list requests in doubt. A rebuild delivers them again.",
         (Change("core/barrier.py", "void=void, doubtful=list(unread), group", "void=void, group"),),
         (),
         ("tests/contract/test_shard_machine.py", "tests/service/test_torn_transaction.py"),
     ),
     Bug(
         "a-doubt-is-replaced",
-        "a replacement takes the place of a request that may have been delivered",
+        "A replacement counts although the request that it replaces is in doubt.",
         (
             Change(
                 "core/resolve.py",
@@ -1025,7 +1025,7 @@ BUGS = (
     ),
     Bug(
         "a-doubt-for-ever",
-        "what is in doubt is looked at once, when the shard is opened",
+        "Dispatch checks requests in doubt only once, after the shard is opened.",
         (
             Change(
                 "core/dispatch.py",
@@ -1038,7 +1038,7 @@ BUGS = (
     ),
     Bug(
         "a-rate-is-overtaken",
-        "what comes due anew takes the places of a backlog under a rate",
+        "Under a rate, messages that become due take the places of the backlog.",
         (
             Change(
                 "rules/target_rates.py",
@@ -1051,7 +1051,7 @@ BUGS = (
     ),
     Bug(
         "what-is-known-is-doubted-again",
-        "who rebuilds an index doubts again what was found not to be delivered since",
+        "A rebuild puts a request in doubt although a later receipt declares its outcome void.",
         (
             Change(
                 "core/outcomes.py",
@@ -1064,7 +1064,7 @@ BUGS = (
     ),
     Bug(
         "no-leader-is-gone",
-        "a partition without leader counts as one that was deleted, and what should be there as delivered",
+        "A partition without a leader counts as deleted, and its messages count as delivered.",
         (
             Change(
                 "journal/partition_reader.py",
@@ -1078,7 +1078,7 @@ BUGS = (
     ),
     Bug(
         "silence-holds-up-each-batch",
-        "Spark: a partition of which Kafka gives nothing stays in the query",
+        "Spark: a partition from which Kafka returns nothing stays in the query.",
         (
             Change(
                 "engine/spark/intake_stream.py",
@@ -1091,7 +1091,7 @@ BUGS = (
     ),
     Bug(
         "much-takes-from-little",
-        "Spark: a batch is shared out in proportion to what waits, so that a backlog holds up who has little",
+        "Spark: partitions get shares of a batch in proportion to their backlogs. A large backlog delays the small ones.",
         (
             Change(
                 "engine/spark/batch_size.py",
@@ -1105,7 +1105,7 @@ BUGS = (
     ),
     Bug(
         "size-for-length",
-        "Spark: a batch has as many records whatever they are, and takes minutes when they are large",
+        "Spark: the number of records of a batch does not decrease after a slow batch. Batches of large records take minutes.",
         (
             Change(
                 "engine/spark/batch_size.py",
@@ -1118,7 +1118,7 @@ BUGS = (
     ),
     Bug(
         "metadata-holds-up-all",
-        "who delivers waits while targets are asked for that were known a moment ago",
+        "Dispatch waits for the metadata of targets whose last metadata can still be used.",
         (
             Change(
                 "journal/target_topics.py",
@@ -1131,7 +1131,7 @@ BUGS = (
     ),
     Bug(
         "one-batch-for-a-strict-topic",
-        "messages that each fit their topic are sent in one batch that does not",
+        "Dispatch sends messages in one record batch that is larger than their topic accepts.",
         (
             Change(
                 "records/topic_limits.py",
@@ -1144,7 +1144,7 @@ BUGS = (
     ),
     Bug(
         "parts-without-end",
-        "one strict topic has the others of its shard wait for a thousand flushes",
+        "Dispatch flushes any number of times for a topic with a small limit. Other targets of the shard wait.",
         (
             Change(
                 "records/topic_limits.py",
@@ -1157,7 +1157,7 @@ BUGS = (
     ),
     Bug(
         "letters-tried-for-ever",
-        "dead letters whose topic is missing are looked at again and again",
+        "Dead letters whose topic is missing are retried instead of parked.",
         (
             Change(
                 "core/due_batch.py",
@@ -1170,7 +1170,7 @@ BUGS = (
     ),
     Bug(
         "letters-forgotten",
-        "after a month without its topic a dead letter is read again from Kafka, and let in",
+        "The payload of a parked dead letter expires after a month. Its request is read from Kafka again and admitted.",
         (
             Change(
                 "index/command_builder.py",
@@ -1183,7 +1183,7 @@ BUGS = (
     ),
     Bug(
         "unowned-is-left",
-        "partitions that no member of the group owns stay without an owner",
+        "Partitions without an owner in the group stay without an owner.",
         (
             Change(
                 "journal/membership.py",
@@ -1196,7 +1196,7 @@ BUGS = (
     ),
     Bug(
         "replaced-but-not-gone",
-        "who lost its name in the group to another process goes on with the shards that it had",
+        "A process that lost its instance id to another process keeps its shards.",
         (
             Change(
                 "journal/membership.py",
@@ -1209,7 +1209,7 @@ BUGS = (
     ),
     Bug(
         "letters-of-others",
-        "dead letters of other deployments in the same topic are shown and discarded",
+        "Dead letters of other deployments in the same topic are listed and discarded.",
         (
             Change(
                 "journal/dead_letter_topic.py",
@@ -1222,7 +1222,7 @@ BUGS = (
     ),
     Bug(
         "errors-explained-at-any-size",
-        "Python's parser reads a record of 1 MB to name the field that is wrong, and all callers wait",
+        "Python's parser reads a record of 1 MB to name the wrong field. All callers wait.",
         (
             Change(
                 "formats/json_object.py",
@@ -1235,7 +1235,7 @@ BUGS = (
     ),
     Bug(
         "numbers-read-by-python",
-        "Python's parser reads each number of a record that orjson would alter, and all callers wait",
+        "Python's parser reads each number of a record that orjson would change. All callers wait.",
         (
             Change(
                 "formats/json_object.py",
@@ -1250,7 +1250,7 @@ BUGS = (
     ),
     Bug(
         "headers-without-limit",
-        "a request may have 70,000 headers, each checked by Python code",
+        "A request may have 70,000 headers, and Python code checks each of them.",
         (
             Change(
                 "formats/countdown.py",
@@ -1263,7 +1263,7 @@ BUGS = (
     ),
     Bug(
         "schedule-ids-without-limit",
-        "the id of a schedule may have 1 MB, and takes several times as much in Redis",
+        "The id of a schedule may have 1 MB, and takes several times as much in Redis.",
         (
             Change(
                 "formats/scheduler.py",
@@ -1276,7 +1276,7 @@ BUGS = (
     ),
     Bug(
         "tracebacks-of-strangers",
-        "each error of the HTTP layer writes a traceback into the log, as often as a client causes it",
+        "Each error of the HTTP layer logs a traceback, without a limit.",
         (
             Change(
                 "api/connections.py",
@@ -1289,7 +1289,7 @@ BUGS = (
     ),
     Bug(
         "answers-without-a-bound",
-        "answers that clients do not read pile up in memory",
+        "Responses that clients do not read accumulate in memory.",
         (
             Change(
                 "api/connections.py",
@@ -1302,7 +1302,7 @@ BUGS = (
     ),
     Bug(
         "answers-made-ahead",
-        "a client that asks on and on without reading has one answer more in memory",
+        "The next response to a pipelined request is made before the client has read the previous one.",
         (
             Change(
                 "api/connections.py",
@@ -1315,7 +1315,7 @@ BUGS = (
     ),
     Bug(
         "letters-counted-before-json",
-        "control characters make an answer of dead letters six times as large as it may be",
+        "The size of dead letters is limited before JSON escapes them. Control characters make the response six times too large.",
         (
             Change(
                 "api/dead_letters.py",
@@ -1328,7 +1328,7 @@ BUGS = (
     ),
     Bug(
         "turn-held-while-streaming",
-        "eight slow readers of schedules shut out all other reads",
+        "Eight clients that read schedules slowly block all other reads.",
         (
             Change(
                 "api/schedules.py",
@@ -1341,7 +1341,7 @@ BUGS = (
     ),
     Bug(
         "schedules-read-ahead",
-        "the next page of schedules is in memory before the client has taken the one before",
+        "The next page of schedules is read before the client has received the previous one.",
         (
             Change(
                 "api/schedules.py",
@@ -1354,7 +1354,7 @@ BUGS = (
     ),
     Bug(
         "pages-without-a-bound",
-        "a page of pending requests has a thousand of them, however large they are",
+        "A page of pending requests has a thousand requests, regardless of their size.",
         (
             Change(
                 "admin/pending.py",
@@ -1367,7 +1367,7 @@ BUGS = (
     ),
     Bug(
         "messages-read-all-at-once",
-        "a hundred messages of each shard are read at once, however large they are",
+        "A hundred messages of each shard are read at once, regardless of their size.",
         (
             Change(
                 "index/inspector.py",

@@ -1,4 +1,4 @@
-"""An installation of `pip install .`, without a registry: links to what its dependencies contain."""
+"""An installation of `pip install .` without a registry: it links to the files of its dependencies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packages() -> set[str]:
 
 
 def plain(requirements: list[str]) -> set[str]:
-    """The names of what is required here without an extra."""
+    """The names of the packages that are required here without an extra."""
     needed = map(Requirement, requirements)
     return {
         re.sub(r"[-_.]+", "-", each.name).lower()

@@ -15,14 +15,14 @@ from tests.soak.run import run
 from tests.world import World
 
 WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch"
-"""Else Kafka's memory grows for hours, until its first full collection."""
+"""Otherwise Kafka's memory grows for hours, until its first full collection."""
 
 
 def main(
     minutes: Annotated[float, typer.Option(help="How long the load lasts.")] = 30.0,
     engine: Annotated[str, typer.Option(help="process or spark")] = "process",
-    share: Annotated[float, typer.Option(help="Of what the machine can do.")] = 0.5,
-    every_s: Annotated[float, typer.Option(help="From one fault to the next.")] = 60.0,
+    share: Annotated[float, typer.Option(help="The share of the machine's maximum rate.")] = 0.5,
+    every_s: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 60.0,
     write: Annotated[
         Path | None, typer.Option(help="A folder for soak.md, soak.svg and soak.json.")
     ] = None,

@@ -1,4 +1,4 @@
-"""The faults of a soak, one a minute: each ends with everything mended."""
+"""The faults of a soak, one per minute. Each fault repairs everything at its end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import psutil
 EVERY_S = 5.0
 WARM_UP_S = 600.0
 ROUND_S = 360.0
-"""Six kinds of faults, one a minute."""
+"""Six kinds of faults, one per minute."""
 
 
 class Sample(NamedTuple):

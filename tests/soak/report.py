@@ -15,7 +15,7 @@ from rich.table import Table
 from tests.soak.monitor import WARM_UP_S, Life, Sample
 
 QUIET_S = 30.0
-"""How long messages may still be late after a fault is mended: the group notices a dead
+"""The time for which messages may be late after the repair of a fault: the group notices a dead
 service after six seconds, and at half of the maximum rate, a backlog of six seconds takes six more."""
 
 BEFORE_S = 1.0
@@ -113,7 +113,7 @@ class Soak:
         return (self.due_ms[self.times > 0] - self.began_ms) / 1000
 
     def broken(self) -> tuple[int, int, int]:
-        """How many requests were lost, delivered twice, early."""
+        """The numbers of requests that were lost, delivered twice, or early."""
         lost, twice = (self.times == 0).sum(), (self.times > 1).sum()
         return int(lost), int(twice), int((self.late_ms < 0).sum())
 

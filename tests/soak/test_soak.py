@@ -1,4 +1,4 @@
-"""A short soak, to show that the long one works."""
+"""A short soak, which shows that the long one works."""
 
 from __future__ import annotations
 

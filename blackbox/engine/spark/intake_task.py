@@ -62,7 +62,7 @@ class _Unread(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a task did for one shard; `problem` says why not all of its records are in the index.
+    """The result of a task for one shard. `problem` says why not all of its records are in the index.
 
     `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room.
     `is_behind`: Kafka does not return the records, or the index does not exist yet or belongs to something

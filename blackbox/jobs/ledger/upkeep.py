@@ -1,4 +1,4 @@
-"""What keeps a ledger small: which files are compacted, and which are removed."""
+"""The upkeep of a ledger: it decides which files are compacted and which are removed."""
 
 from __future__ import annotations
 

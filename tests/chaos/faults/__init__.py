@@ -1,4 +1,4 @@
-"""Every fault: a function of a scene that breaks something and mends it."""
+"""All faults. A fault is a function of a scene that breaks something and repairs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recreated topics, and another consumer group: `blackbox rebind` decides, and Redis may be lost afterwards."""
+"""Topics that are created again, and another consumer group. `blackbox rebind` decides. Redis may be lost afterwards."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.chaos.scene import Scene
 from tests.world import ServiceProcess
 
 REBIND_S = 2.5
-"""About the duration of a rebind."""
+"""The approximate duration of a rebind."""
 
 
 def requests_created_again(scene: Scene) -> None:
-    """While callers write; pending requests are only in Redis."""
+    """The request topic is created again while callers write. Only Redis has the pending requests."""
     begun(scene)
     scene.wait_taken_in()
     ends_services(scene, 0.5)
@@ -25,9 +25,9 @@ def requests_created_again(scene: Scene) -> None:
 
 
 def receipts_created_again(scene: Scene) -> None:
-    """Only Redis knows what was delivered, so it must not be lost."""
+    """The receipts topic is created again. Only Redis has the outcomes, so it must not be lost."""
     [service] = begun(scene)
-    scene.wait_ready(service)  # it has created them
+    scene.wait_ready(service)  # it has created the receipts topic
     scene.within(0.5, 4)
     scene.stop(service)
     scene.delete(receipts_topic(scene.world.requests))
@@ -39,9 +39,7 @@ def receipts_created_again(scene: Scene) -> None:
 
 def group_changed(scene: Scene) -> None:
     [service] = begun(scene)
-    scene.wait_ready(
-        service
-    )  # it has created the receipts, without which there is nothing to decide
+    scene.wait_ready(service)  # it has created the receipts, which a rebind needs
     scene.within(0.5, 4)
     ends_services(scene, 1)
     scene.settings["group_id"] = f"{scene.world.name}.others"
@@ -51,7 +49,7 @@ def group_changed(scene: Scene) -> None:
 
 
 def begun(scene: Scene) -> list[ServiceProcess]:
-    scene.settings["hot_horizon_s"] = 0  # of a cold request, only the topic has more than a bit
+    scene.settings["hot_horizon_s"] = 0  # Redis has only a bit of a cold request
     scene.start()
     scene.ask(LONG_S)
     return scene.running()

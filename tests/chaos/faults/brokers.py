@@ -1,4 +1,6 @@
-"""Three brokers, replicas on all, two in sync required: one dies, or all die, or a coordinator fails during a commit."""
+"""Three brokers with replicas on each; two replicas must be in sync. One or all brokers die, or a coordinator fails
+during a commit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def all_killed(scene: Scene) -> None:
 
 
 def coordinator_torn(scene: Scene) -> None:
-    """The coordinator's broker dies, its successor freezes once it is elected, and the third broker lags."""
+    """The coordinator dies, its successor freezes after its election, and the third broker lags."""
     cluster = begun(scene)
     scene.together(lambda: tear(cluster, transactional_id(scene), scene))
 
@@ -58,7 +60,7 @@ def transactional_id(scene: Scene) -> str:
 
 
 def begun(scene: Scene) -> Cluster:
-    """A running service, and a random moment of the schedule."""
+    """Start a service, and wait for a random time of the schedule."""
     assert isinstance(scene.kafka, Broker)
     scene.wait_ready(scene.start())
     scene.ask(within_s=6)

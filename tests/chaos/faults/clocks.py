@@ -1,4 +1,4 @@
-"""Clocks that are an hour wrong, of a service's host, Redis or Kafka; and two hours that pass on all clocks."""
+"""Clocks of a service's host, Redis or Kafka that are an hour wrong, and two hours without Kafka."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def redis_wrong(by_s: int, scene: Scene) -> None:
 
 
 def servers_wrong(by_s: int, scene: Scene) -> None:
-    """Kafka and Redis agree, and the service's host is right. If they were ahead, everything would be late."""
+    """Kafka and Redis have the same wrong clock, and the host's clock is right. It is behind: a clock that is ahead delays all."""
     clock = clock_of_servers(scene)
     scene.kafka.kill()
     clock.set_wrong_by(by_s)
@@ -59,7 +59,7 @@ def servers_wrong(by_s: int, scene: Scene) -> None:
 
 
 def all_but_kafka_wrong(scene: Scene) -> None:
-    """Service and Redis start an hour behind, as after a boot without NTP, and are set in the middle."""
+    """The clocks of the service and Redis are an hour behind, as after a boot without NTP, and are set during the schedule."""
     clock = clock_of_servers(scene)
     clock.set_wrong_by(-HOUR_S)
     until("Redis' clock is wrong", lambda: ahead_of_us_s(scene) < 60 - HOUR_S)
@@ -68,7 +68,7 @@ def all_but_kafka_wrong(scene: Scene) -> None:
     early_bait(scene)
     scene.ask()
     scene.wait_taken_in()
-    # counted just after they were stored
+    # counted after the requests were stored
     ahead_s = partial(service.metric, "blackbox_kafka_clock_ahead_seconds")
     until("the metric shows it", lambda: ahead_s() > HOUR_S - 60)
     scene.last(0, 1)
@@ -77,7 +77,7 @@ def all_but_kafka_wrong(scene: Scene) -> None:
 
 
 def hours_without_kafka(scene: Scene) -> None:
-    """Everything is two hours older when Kafka is back; the service may be a new one."""
+    """All clocks are two hours later when Kafka is back. The service may have been replaced."""
     clock = clock_of_servers(scene)
     early_bait(scene)
     service = scene.start(clock=clock)
@@ -97,20 +97,20 @@ def hours_without_kafka(scene: Scene) -> None:
 
 
 def clock_of_servers(scene: Scene) -> WrongClock:
-    """The clock of Redis, and also that of Kafka if the schedule has its own."""
+    """The clock of Redis, and of Kafka if the schedule has its own Kafka."""
     assert isinstance(scene.redis, FrailRedis)
     assert scene.redis.clock is not None
     return scene.redis.clock
 
 
 def ahead_of_us_s(scene: Scene) -> float:
-    """By how much Redis' clock is wrong."""
+    """The error of Redis' clock in seconds."""
     with closing(redis.Redis.from_url(scene.redis.url)) as client:
         return float(client.time()[0]) - time.time()
 
 
 def early_bait(scene: Scene) -> None:
-    """Requests that only an hour of wrong time would make due."""
+    """Send requests that only a clock that is an hour wrong makes due."""
     for number in range(4):
         request = {"topic": scene.world.targets[0], "message": f"far-{number}", "countdown": 1800}
         scene.ask_this(json.dumps(request))

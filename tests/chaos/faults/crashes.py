@@ -1,4 +1,4 @@
-"""A service ends right after a step of a verb; often the next one also does."""
+"""A service ends right after a step of a verb. Often the next service also does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def crashed_after(step: str, scene: Scene) -> None:
 
 
 def crashed_twice_after(step: str, scene: Scene) -> None:
-    """The second time after the same step, or in the recovery from the first."""
+    """The second crash is after the same step, or in the recovery from the first crash."""
     crash(scene, Crash(step, 1))
     again = scene.dice.choice([step, *(step for step in STEPS if step.startswith("R"))])
     crash(scene, Crash(again, 1))
@@ -26,7 +26,7 @@ def crashed_twice_after(step: str, scene: Scene) -> None:
 def crash(scene: Scene, after: Crash) -> None:
     service = scene.start(crash=after)
     if after.step == "I1" or (after.step[0] in "ID" and after.time > 1):
-        # Requests written before a shard is open are stored at once, and delivered in few batches.
+        # Requests from before the opening are stored at once, and delivered in few batches.
         scene.wait_ready(service)
     scene.ask_until_crashed(service)
 

@@ -1,4 +1,6 @@
-"""A Redis of several servers: the primary fails over, with or without the last writes; slots move and nodes of a cluster fail."""
+"""A Redis of several servers. The primary fails over, with or without the last writes. Slots move, and nodes of a
+cluster fail.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def primary_killed(scene: Scene) -> None:
 
 
 def primary_killed_unreplicated(scene: Scene) -> None:
-    """The replica never gets the last writes."""
+    """The replica does not get the last writes."""
     scene.start()
     servers = sentinels(scene)
     servers.stop_replicating()
@@ -27,12 +29,12 @@ def primary_killed_unreplicated(scene: Scene) -> None:
 
 
 def failed_over(scene: Scene) -> None:
-    """As an operator starts it."""
+    """A failover that an operator starts."""
     with_sentinels(scene).fail_over()
 
 
 def primary_frozen(scene: Scene) -> None:
-    """It returns, and for a moment two servers act as the primary."""
+    """The earlier primary returns. For a short time, two servers act as the primary."""
     servers = with_sentinels(scene)
     before = servers.primary
     with frozen(before):

@@ -1,4 +1,4 @@
-"""A fault, as the player of its schedules sees it."""
+"""The description of a fault."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Servers = Literal[
     "three brokers",
     "spark",
 ]
-"""Which servers it breaks: a broken broker affects a group of schedules at once."""
+"""The servers that a fault breaks. A broken broker affects a group of schedules at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`count` is the number of its schedules in a full run. `story` ends with everything mended.
+    """`count` is the number of its schedules in a full run. `story` repairs everything at its end.
 
-    `exactly_once`: nothing can go wrong without transactions.
-    `may_revive`: a cancel may be read too late, because requests are read late. Requests due by then
-    are delivered before records written in the meantime are read.
+    `exactly_once`: the fault affects only transactions.
+    `may_revive`: a cancel may be read too late, because requests are read late. Requests that are due
+    by then are delivered before later records are read.
     """
 
     name: str

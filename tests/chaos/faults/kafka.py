@@ -1,4 +1,4 @@
-"""A broker that freezes or dies, for a group of schedules at once; topics that are deleted or grow."""
+"""A broker that freezes or dies, for a group of schedules at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Redis loses its data after the journals were trimmed, and again during the rebuild; a process that marks, trims or
-promotes is killed halfway.
+"""Redis loses its data after the journals were trimmed, and again during the rebuild. A process is killed while it
+writes a mark, trims or promotes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.chaos.faults.redis import COPY, PUT_BACK, client
 from tests.chaos.scene import Scene
 
 LONG_S = 5.0
-"""Long enough for requests to be renewed, and for journals to be trimmed in the meantime."""
+"""Long enough for requests to be renewed and for journals to be trimmed."""
 
 REBUILD_SEEN_S = 3.0
 
 
 def trimmed(scene: Scene) -> None:
-    """A running service, and a trimmed journal."""
+    """Start a service, and wait until a journal is trimmed."""
     scene.start()
     scene.ask(LONG_S)
     scene.wait_trimmed()
@@ -36,7 +36,7 @@ def emptied_after(scene: Scene) -> None:
 
 
 def put_back_to_before(scene: Scene) -> None:
-    """Restore its state from before the trimming, with open connections or for the next service."""
+    """Restore the state of Redis from before the trim, under open connections or for the next service."""
     service = scene.start()
     scene.ask(LONG_S)
     scene.within(0.2, 2)
@@ -52,7 +52,7 @@ def put_back_to_before(scene: Scene) -> None:
 
 
 def put_back_half_rebuilt(scene: Scene) -> None:
-    """Restore the middle of a rebuild whose journals were trimmed later."""
+    """Restore the state of Redis from the middle of a rebuild. The journals were trimmed later."""
     trimmed(scene)
     with client(scene) as asked:
         asked.flushall()
@@ -65,7 +65,7 @@ def put_back_half_rebuilt(scene: Scene) -> None:
 
 
 def due_deleted(scene: Scene) -> None:
-    """Only the due times of one shard are lost."""
+    """Redis loses only the due times of one shard."""
     scene.start()
     scene.ask(LONG_S)
     scene.within(0.2, 3)
@@ -85,7 +85,7 @@ def emptied_while_rebuilt(scene: Scene) -> None:
 
 
 def killed_while_rebuilt(scene: Scene) -> None:
-    """Killed by a signal at a random moment; the next service may find an empty Redis again."""
+    """A signal kills the service at a random time. The next service may find an empty Redis again."""
     trimmed(scene)
     with client(scene) as asked:
         asked.flushall()
@@ -98,7 +98,7 @@ def killed_while_rebuilt(scene: Scene) -> None:
 
 
 def crashed_while_rebuilt(step: str, scene: Scene) -> None:
-    """Right after one of its steps, once or twice."""
+    """The service ends right after a step of the rebuild, once or twice."""
     trimmed(scene)
     for service in scene.running():
         scene.kill(service)
@@ -106,7 +106,7 @@ def crashed_while_rebuilt(step: str, scene: Scene) -> None:
     with client(scene) as asked:
         for time_of_it in range(scene.dice.randint(1, 2)):
             if time_of_it == 0 or "batch" not in step or scene.dice.random() < 0.5:
-                asked.flushall()  # else the next one continues the same rebuild
+                asked.flushall()  # otherwise the next service continues the same rebuild
             crashed(scene, Crash(step, 1))
     scene.start()
 
@@ -126,7 +126,7 @@ def crashed(scene: Scene, after: Crash) -> None:
 
 
 def is_rebuilt(scene: Scene, asked: Any) -> None:
-    """Wait until a rebuild is running, or so long that it ended unseen."""
+    """Wait until a rebuild runs, or until it must have ended."""
     shards = [key(scene, number, "state") for number in range(scene.world.partitions)]
     deadline = time.monotonic() + REBUILD_SEEN_S
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Several faults, one after the other or while the first is being mended."""
+"""Several faults, one after the other, or during the repair of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that are cut or slow, and requests that are carried out without a reply."""
+"""Connections that are cut or slow, and requests that a server executes without a reply."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slow(way_of: Way, scene: Scene) -> None:
 
 
 def silent(way_of: Way, scene: Scene) -> None:
-    """Longer than any client waits."""
+    """The server does not answer for longer than any client waits."""
     way = way_of(scene)
     scene.start()
     scene.ask()
@@ -58,7 +58,7 @@ def silent(way_of: Way, scene: Scene) -> None:
 
 
 def reply_lost(way_of: Way, request: str | int, latest: int, scene: Scene) -> None:
-    """The request was carried out, but its reply is lost; sometimes the service is also killed."""
+    """The server executes the request, but its reply is lost. Sometimes the service is also killed."""
     way = way_of(scene)
     way.lose_reply(request, scene.dice.randint(1, latest))
     service = scene.start()

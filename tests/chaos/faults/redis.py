@@ -19,7 +19,7 @@ from tests.world import until
 
 ENDLESS = "while true do end"
 CANCELLED_S = 5.0
-"""Long enough for a cancel to be certainly in time."""
+"""Long enough for a cancel to be in time."""
 
 # ARGV: a pattern; returns every such key with its content
 COPY = """
@@ -52,7 +52,7 @@ def stopped_for_a_while(scene: Scene) -> None:
 
 
 def tail_lost(scene: Scene) -> None:
-    """The last writes are lost, from a random byte on."""
+    """Redis loses the last writes, from a random byte on."""
     begun(scene)
     for _ in range(scene.dice.randint(1, 2)):
         scene.redis.kill()
@@ -70,7 +70,7 @@ def emptied(scene: Scene) -> None:
 
 
 def gone_back(scene: Scene) -> None:
-    """An earlier copy of its files is restored."""
+    """Redis starts with an earlier copy of its files."""
     scene.start()
     scene.ask()
     scene.within(0.2, 1.5)
@@ -84,7 +84,7 @@ def gone_back(scene: Scene) -> None:
 
 
 def gone_back_unseen(scene: Scene) -> None:
-    """As after a failover that breaks no connection: only the positions show it."""
+    """Redis is rolled back without a lost connection. Only the positions show it."""
     scene.start()
     scene.ask()
     scene.within(0.2, 2)
@@ -97,7 +97,7 @@ def gone_back_unseen(scene: Scene) -> None:
 
 
 def gone_back_before_cancels(scene: Scene) -> None:
-    """Requests cancelled long before are pending again when they are due."""
+    """Redis is rolled back to before a cancel. The cancelled requests are pending again when they are due."""
     scene.settings["hot_horizon_s"] = 0
     scene.start()
     count = scene.dice.randint(5, 30)
@@ -146,7 +146,7 @@ def busy(scene: Scene) -> None:
 
 
 def is_busy(asked: Any) -> bool:
-    """Ends the running script; a script continues although its client no longer waits."""
+    """End the running script. A script continues after its client stopped waiting."""
     try:
         asked.script_kill()
     except redis.ResponseError as error:
@@ -160,7 +160,7 @@ def run_endless(scene: Scene) -> None:
 
 
 def unable_to_write(scene: Scene) -> None:
-    """Its disk is full: it refuses every write until it has caught up with its file."""
+    """The disk of Redis is full. It refuses every write until it has written its file."""
     assert isinstance(scene.redis, FrailRedis)
     begun(scene)
     with scene.redis.full_disk():
@@ -170,7 +170,7 @@ def unable_to_write(scene: Scene) -> None:
 
 
 def begun(scene: Scene, first_s: float = 0.2) -> None:
-    """A running service, and a random moment of the schedule."""
+    """Start a service, and wait for a random time of the schedule."""
     scene.start()
     scene.ask()
     scene.within(first_s, 2)
@@ -186,7 +186,7 @@ def client(scene: Scene) -> Iterator[Any]:
 
 
 def both(first: Callable[[Scene], None]) -> Callable[[Scene], None]:
-    """The same, and the service is killed during the recovery."""
+    """The same fault, and the service is killed during the recovery."""
 
     def and_killed(scene: Scene) -> None:
         first(scene)

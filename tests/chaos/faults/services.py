@@ -22,7 +22,7 @@ def one_of_two_killed(scene: Scene) -> None:
 
 
 def killed_again_and_again(scene: Scene) -> None:
-    """Mostly while it opens its shards."""
+    """The service is killed several times, mostly while it opens its shards."""
     scene.ask(within_s=4)
     for _ in range(scene.dice.randint(3, 5)):
         service = scene.start()
@@ -40,7 +40,7 @@ def stopped(scene: Scene) -> None:
 
 
 def replaced(scene: Scene) -> None:
-    """As in a rolling update: the next one starts first."""
+    """The next service starts first, as in a rolling update."""
     service = scene.start()
     scene.ask()
     scene.within(0, 1)
@@ -50,7 +50,7 @@ def replaced(scene: Scene) -> None:
 
 
 def frozen_past_its_session(scene: Scene) -> None:
-    """A frozen service continues in the middle of its work when others own its shards."""
+    """A frozen service continues its work after other services own its shards."""
     services = [scene.start(), scene.start()]
     scene.ask(within_s=3)
     scene.within(0, 2)
@@ -84,7 +84,7 @@ def frozen_briefly(scene: Scene) -> None:
 
 
 def coming_and_going(scene: Scene) -> None:
-    """A rebalance every second or two."""
+    """The group rebalances every one or two seconds."""
     scene.start()
     scene.ask(within_s=5)
     for _ in range(scene.dice.randint(3, 4)):

@@ -1,4 +1,4 @@
-"""The same on Spark: its driver, its Python workers, its JVM, and what it has in Redis."""
+"""Faults with the Spark engine: of its driver, its Python workers, its JVM, and its index in Redis."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def jvm_killed(scene: Scene) -> None:
 
 
 def index_lost(scene: Scene) -> None:
-    """All of it, or everything since a copy, after journals were trimmed."""
+    """Redis loses all data, or all data since a copy, after journals were trimmed."""
     service = scene.start()
     scene.wait_ready(service)
     scene.ask(within_s=5)

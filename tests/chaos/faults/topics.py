@@ -14,10 +14,10 @@ from tests.world import until
 
 
 def target_deleted(scene: Scene) -> None:
-    """Messages that are not delivered by then become dead letters."""
+    """A target is deleted. Messages that are not delivered by then become dead letters."""
     scene.world.create(NewTopic(scene.doomed_topic, 2))
     scene.is_doomed_asked = True
-    scene.settings["retention_s"] = 3600  # only receipts show what was delivered there
+    scene.settings["retention_s"] = 3600  # only receipts show the deliveries to this topic
     scene.start()
     scene.ask()
     scene.within(0.3, 1.8)
@@ -27,7 +27,7 @@ def target_deleted(scene: Scene) -> None:
 
 
 def partitions_added(scene: Scene) -> None:
-    """Each gets requests before the service knows it."""
+    """Partitions are added. Each gets requests before the service knows it."""
     scene.start()
     scene.ask(within_s=3)
     scene.within(0, 2)
@@ -45,7 +45,7 @@ def partitions_added(scene: Scene) -> None:
 
 
 def targets_paused(scene: Scene) -> None:
-    """Its requests are parked by owners that are killed in the meantime."""
+    """Targets are paused and resumed. Owners that are killed have parked the requests."""
     scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 1)
