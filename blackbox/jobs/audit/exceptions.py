@@ -155,7 +155,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     )  # fmt: skip
     rules["not-there"] = (
         delivered & is_kept & ~any_of(several, same),
-        _text("told to be", _at("to_"), ", which has another message or none"),
+        _text("its receipt says", _at("to_"), ", which has another message or none"),
     )
     # Its receipt may be among those that are no longer kept.
     has_receipt = (
