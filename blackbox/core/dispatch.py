@@ -98,7 +98,7 @@ class Dispatch:
             did, batch = self._read(now_ms)
         self.done = did
         pace = self.triage.pace
-        later = {} if pace is None else defer_over_rate(batch, pace, now_ms)
+        later = {} if pace is None else defer_over_rate(batch, pace, self.index, now_ms)
         try:
             if batch.ready or batch.dead:
                 # no read-ahead while a parked backlog comes out: it is apart from what is due

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from blackbox.core.due_batch import DueBatch
-from blackbox.core.ports import Rates
+from blackbox.core.ports import Index, Rates
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 
 
-def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]:
+def defer_over_rate(batch: DueBatch, pace: Rates, index: Index, now_ms: int) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target."""
     limited = pace.limited()
     waiting: dict[str, list[int]] = {}
@@ -21,9 +22,9 @@ def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]
     for target, offsets in waiting.items():
         # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
-        due_ms = [batch.ready[offset].due_ms for offset in offsets]
+        have_waited = partial(_have_waited, batch, index, offsets)
         try:
-            times = pace.times(target, due_ms, now_ms)
+            times = pace.times(target, len(offsets), now_ms, have_waited)
         except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
             continue
         for offset, at_ms in zip(offsets, times, strict=True):
@@ -32,6 +33,11 @@ def defer_over_rate(batch: DueBatch, pace: Rates, now_ms: int) -> dict[str, int]
                 batch.deferred[offset] = at_ms, None
                 later[target] = later.get(target, 0) + 1
     return later
+
+
+def _have_waited(batch: DueBatch, index: Index, offsets: Sequence[int]) -> list[bool]:
+    times = index.times(offsets)
+    return [times.get(offset, 0) > batch.ready[offset].due_ms for offset in offsets]
 
 
 def give_back(pace: Rates, later: Mapping[str, int]) -> None:

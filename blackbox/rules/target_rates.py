@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from blackbox.records.request import Second
 from blackbox.rules.file import RulesFile
@@ -21,30 +21,33 @@ class TargetRates:
         """The targets that have a rate now."""
         return frozenset(self._file.rules().targets)
 
-    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
+    def times(
+        self, target: str, count: int, now_ms: int, have_waited: Callable[[], Sequence[bool]]
+    ) -> list[int]:
         """When each of these messages, sorted by due time, may go, epoch ms; `now_ms` means at once.
 
-        Raises IndexLost or IndexFull as the index does.
+        `have_waited` returns for each whether it was given a time before; it is called only while
+        others wait. Raises IndexLost or IndexFull as the index does.
         """
-        count = len(due_ms)
         rule = self._file.rules().targets.get(target)
         if rule is None:
             return [now_ms] * count
         most, second = rule.messages_per_second, now_ms // 1000
         # another rate is another sequence: its numbers stand for other times
         sequence, next_second = f"{target}:{most}", (second + 1) * most
-        # A message with a reserved time got it before this second, so it was due before it too.
-        # Messages that came due in this second go after these.
-        old = bisect_left(due_ms, second * 1000)
-        if old < count and self._counts.reserve(sequence, 0, 0) > next_second:
-            free = self._free(target, old, most, second)
-        else:
-            free = self._free(target, count, most, second)
-        late = count - free
-        if not late:
+        may_go: Sequence[bool] = [True] * count
+        # If others wait for the next second, this one is given away: only messages that have waited
+        # may go in it. New ones queue up behind, also those that were due before it and are late.
+        if self._counts.reserve(sequence, 0, 0) > next_second:
+            may_go = have_waited()
+        free = self._free(target, sum(may_go), most, second)
+        going = set([place for place, may in enumerate(may_go) if may][:free])
+        if len(going) == count:
             return [now_ms] * count
-        first = self._counts.reserve(sequence, late, next_second)
-        return [now_ms] * free + [(first + number) * 1000 // most for number in range(late)]
+        numbers = itertools.count(self._counts.reserve(sequence, count - len(going), next_second))
+        return [
+            now_ms if place in going else next(numbers) * 1000 // most for place in range(count)
+        ]
 
     def _free(self, target: str, wanted: int, most: int, second: int) -> int:
         """Count these messages in this second; return how many of them may go in it."""

@@ -1042,8 +1042,8 @@ BUGS = (
         (
             Change(
                 "rules/target_rates.py",
-                "        old = bisect_left(due_ms, second * 1000)\n",
-                "        old = count\n",
+                "            may_go = have_waited()\n",
+                "            pass\n",
             ),
         ),
         (),

@@ -978,7 +978,9 @@ class NoPace:
     def limited(self) -> list[str]:
         return []
 
-    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
+    def times(
+        self, target: str, count: int, now_ms: int, have_waited: Callable[[], Sequence[bool]]
+    ) -> list[int]:
         raise AssertionError(target)
 
     def give_back(self, target: str, count: int) -> None:
@@ -1007,7 +1009,9 @@ class FullPace:
     def limited(self) -> list[str]:
         return ["orders"]
 
-    def times(self, target: str, due_ms: Sequence[int], now_ms: int) -> list[int]:
+    def times(
+        self, target: str, count: int, now_ms: int, have_waited: Callable[[], Sequence[bool]]
+    ) -> list[int]:
         raise IndexFull("OOM")
 
     def give_back(self, target: str, count: int) -> None:
@@ -1043,17 +1047,19 @@ def test_a_batch_repeated_after_a_failed_commit_uses_no_more_of_the_rate(
     assert last_ms <= NOW_MS + 32_000
 
 
+@pytest.mark.parametrize("seen_after_ms", [0, 100, 1500])
 def test_new_due_requests_do_not_overtake_a_backlog_under_a_rate(
-    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path
-) -> None:
+    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path,
+    seen_after_ms: int,
+) -> None:  # fmt: skip
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 10")
     dispatch = make(pace=TargetRates(RulesFile(rules), SharedState(connections)))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):
-        if passed_ms % 200 == 0 and passed_ms < 10_000:
-            pend(to(due_ms=NOW_MS + passed_ms))
+        if passed_ms % 200 == 0 and seen_after_ms <= passed_ms < 10_000:
+            pend(to(due_ms=NOW_MS + passed_ms - seen_after_ms))
             arriving += 1
         dispatch.tick(NOW_MS + passed_ms)
 

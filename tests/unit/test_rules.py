@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,9 @@ def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: C
     pace = TargetRates(RulesFile(path), counted)
     next_ms = NOW_MS - NOW_MS % 1000 + 1000
 
-    assert pace.times("orders", [NOW_MS] * 5, NOW_MS) == [
-        NOW_MS, NOW_MS, next_ms, next_ms + 500, next_ms + 1000,
-    ]  # fmt: skip
-    assert pace.times("orders", [NOW_MS], NOW_MS) == [next_ms + 1500]
-    assert pace.times("mail", [NOW_MS] * 2, NOW_MS) == [NOW_MS, NOW_MS]
+    def times(target: str, *have_waited: bool) -> Sequence[int]:
+        return pace.times(target, len(have_waited), NOW_MS, lambda: have_waited)
+
+    assert times("orders", *[False] * 5) == [NOW_MS, NOW_MS, next_ms, next_ms + 500, next_ms + 1000]
+    assert times("orders", False) == [next_ms + 1500]
+    assert times("mail", False, False) == [NOW_MS, NOW_MS]
