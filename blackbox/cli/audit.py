@@ -13,7 +13,7 @@ from rich.text import Text
 
 from blackbox.cli.batch import spark
 from blackbox.cli.error_exit import FAILED, BadUsage, error_exit, no_topics_exit
-from blackbox.cli.terminal import AsJson, as_json, load_silenced, printable, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, printable, table
 from blackbox.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def audit(
     if json:
         typer.echo(as_json(_as_json(verdict), orjson.OPT_NON_STR_KEYS))
     else:
-        _print(verdict)
+        print_verdict(verdict)
     if not verdict.is_clean:
         raise typer.Exit(FAILED)
 
@@ -123,8 +123,8 @@ def _as_json(verdict: AuditVerdict) -> dict[str, Any]:
     return found
 
 
-def _print(verdict: AuditVerdict) -> None:
-    console = Console()
+def print_verdict(verdict: AuditVerdict) -> None:
+    console = Console(soft_wrap=True)  # a line for each, whatever the width
     states = [f"{count:,} {state}" for state, count in verdict.states.items() if count]
     console.print(Text(f"{verdict.requests:,} requests: {', '.join(states) or 'none'}"))
     if verdict.cold:
@@ -138,12 +138,12 @@ def _print(verdict: AuditVerdict) -> None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in verdict.by_kind.items())
     console.print(Text(f"{verdict.found:,} exceptions: {kinds}", style="bold red"))
-    listed = table(("kind", "request", "caller", "detail"), overflow="fold")
+    listed = table(("kind", "request", "caller", "detail"))
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
         listed.add_row(
             *map(Text, (one.kind, place, printable(one.caller or ""), printable(one.detail)))
         )
-    console.print(listed)
+    print_whole(listed)
     if verdict.found > SHOWN:
         console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

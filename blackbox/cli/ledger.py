@@ -6,11 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from blackbox.cli.batch import spark
 from blackbox.cli.error_exit import FAILED, BadUsage
-from blackbox.cli.terminal import AsJson, as_json, load_silenced, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.support import logs
@@ -131,9 +130,6 @@ def _print_tables(done: Done) -> None:
         spans = (f"{covered.start:,} to {covered.end:,}" for covered in both)
         shards.add_row(str(shard), *spans, f"{lost:,}" if lost else "-")
     steps = "1 step" if done.steps == 1 else f"{done.steps} steps"
-    console = Console()
-    console.print(tables, shards)
-    console.print(
-        f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    print_whole(tables)
+    print_whole(shards)
+    typer.echo(f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s")

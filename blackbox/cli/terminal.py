@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod, OverflowMethod
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -95,20 +95,17 @@ def table(
     texts: Iterable[str] = (),
     numbers: Iterable[str] = (),
     footers: Mapping[str, str] | None = None,
-    overflow: OverflowMethod = "ellipsis",
 ) -> Table:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
     justified: dict[str, JustifyMethod] = dict.fromkeys(texts, "left")
     for name, justify in (justified | dict.fromkeys(numbers, "right")).items():
         footer = (footers or {}).get(name, "")
-        shown.add_column(name, footer, justify=justify, overflow=overflow)
+        shown.add_column(name, footer, justify=justify, overflow="fold")
     return shown
 
 
 def print_whole(listed: Table) -> None:
     """Print a table without truncation: cells wrap on a terminal; other outputs get lines of full length."""
-    for column in listed.columns:
-        column.overflow = "fold"
     console = Console()
     # rich takes 80 columns for a pipe, and would cut ids and due times that scripts read.
     if not console.is_terminal:

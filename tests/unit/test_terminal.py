@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from blackbox.cli.audit import print_verdict
 from blackbox.cli.error_exit import error_exit
 from blackbox.cli.terminal import print_whole, table
+from blackbox.jobs.audit.audit import AuditVerdict
+from blackbox.jobs.audit.positions import PositionFinding
 
 
 def test_a_table_that_is_not_on_a_terminal_has_one_complete_line_per_row(
@@ -17,6 +20,24 @@ def test_a_table_that_is_not_on_a_terminal_has_one_complete_line_per_row(
 
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if all(part.strip() in line for part in row)]
+
+
+def test_an_audit_that_is_not_on_a_terminal_has_one_complete_line_per_exception(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = "delivered to a topic, a partition and an offset " * 8
+    found = PositionFinding("lost", "a-long-topic-name", 12, 1_234_567_890, "id", "billing", detail)
+    verdict = AuditVerdict(
+        seen_ms=0, took_s=1.0, topics=["TB"], shards=1, states={"delivered": 1}, callers={},
+        targets={}, hours={}, cancels=0, cold=0, unknown=0, by_kind={"lost": 1}, exceptions=[found],
+        lateness=None, due=None, asked=None, delivered=None,
+    )  # fmt: skip
+
+    print_verdict(verdict)
+
+    lines = capsys.readouterr().out.splitlines()
+    parts = ["lost", "a-long-topic-name/12@1234567890", "billing", detail.strip()]
+    assert [line for line in lines if all(part in line for part in parts)]
 
 
 @pytest.mark.parametrize(("said", "is_red"), [("1", False), ("", True)])
