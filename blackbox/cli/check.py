@@ -14,8 +14,13 @@ from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, t
 def check(json: AsJson = False) -> None:
     """Check the configuration of Kafka and Redis; exits with 1 if `run` would refuse to start."""
     from blackbox.config.check import findings
+    from blackbox.config.wiring import rules
 
     settings = load_silenced()
+    # `run` reads these files at its start: a bad one must be found before it is deployed.
+    rules(settings)
+    if settings.engine == "spark":
+        settings.spark_settings()
     found = findings(settings)
     if json:
         typer.echo(as_json([asdict(finding) for finding in found]))

@@ -325,6 +325,15 @@ def test_a_property_that_the_kafka_client_does_not_know_is_named(
     assert "foo.bar" in answer.errors[0]
 
 
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("setting", ["CALLERS_FILE", "SPARK_CONFIG"])
+def test_an_unusable_file_of_a_setting_is_named(command: str, setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing"
+    answer = blackbox(NOWHERE | {f"BLACKBOX_{setting}": str(path)}, command)
+    assert answer.code == 2
+    assert answer.errors[0].startswith(f"error: BLACKBOX_{setting}={path}: ")
+
+
 def test_data_without_embedded_servers_is_refused() -> None:
     answer = blackbox(NOWHERE, "run", "--data", "somewhere")
     assert answer.code == 2
