@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,7 @@ from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.packed_commands import by_score
-from blackbox.index.postponing import PostponingChanges
+from blackbox.index.postponing import PostponingChanges, not_emptied
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.records.receipt import Claim, Mark
@@ -51,22 +51,19 @@ class DispatchChanges(PostponingChanges):
             share = max(1, limit // max(1, len(bands)))
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),
-                *(self._read_band(band, share) for band in bands),
-                *self._count_parked(known),
+                *self._parked_commands(known, bands, share),
             ]
             state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
-            in_bands, (total, *counts) = more[: len(bands)], more[len(bands) :]
+            in_bands, counts = more[: len(bands)], more[len(bands) :]
             self.doubtful = claims_of(state[3])
-            if total != sum(counts):
-                self._parked = None  # Redis went back, or an owner that was fenced parked something
+            left = self._note_parked(known, counts)
+            if left is None:
                 return self.due(now_ms, limit, passing_over, release)
-            left = {band: count for band, count in zip(known, counts, strict=True) if count}
-            self._parked = {band: known[band] for band in left}
             released = list(chain.from_iterable(in_bands))
             # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))
             is_cut = len(stored) < len(ready) + len(released)
-            backlogs = left.keys() if is_cut else _not_emptied(left, bands, in_bands)
+            backlogs = left.keys() if is_cut else not_emptied(left, bands, in_bands)
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
             entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
@@ -77,7 +74,7 @@ class DispatchChanges(PostponingChanges):
                 oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
-                parked=self._parked,
+                parked=self._bands(),
                 backlogs=frozenset(known[band] for band in backlogs),
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
@@ -259,15 +256,3 @@ class DispatchChanges(PostponingChanges):
 
 def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
     return {offset: claim for offset, claim in claims.items() if offset not in offsets}
-
-
-def _not_emptied(
-    left: Mapping[int, int], bands: Sequence[int], in_bands: Sequence[Sequence[bytes]]
-) -> Set[int]:
-    """The bands that still have a backlog: one that comes out whole is not a backlog any more."""
-    emptied = {
-        band
-        for band, names in zip(bands, in_bands, strict=True)
-        if names and len(names) == left[band]
-    }
-    return left.keys() - emptied

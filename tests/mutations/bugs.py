@@ -930,9 +930,9 @@ BUGS = (
         "Dispatch does not look for requests that a fenced owner parked, or that are parked after a rollback of Redis.",
         (
             Change(
-                "index/dispatch_changes.py",
-                "            if total != sum(counts):",
-                "            if False:",
+                "index/postponing.py",
+                "        if total != sum(in_bands):",
+                "        if False:",
             ),
         ),
         (),
