@@ -14,6 +14,7 @@ from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Index, Writer
 from blackbox.core.rate_limit import defer_over_rate, give_back
+from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
@@ -126,7 +127,7 @@ class Dispatch:
         if has_judged_more or self.is_clock_outdated():
             self.writer.begin()
             position = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
-            self.index.settle({}, position)
+            self.index.settle(Settlement({}, position))
             self._recorded, self._recorded_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
@@ -227,10 +228,15 @@ class Dispatch:
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
             return
-        removals = {offset: entry.caller_id for offset, entry in ended.items()}
-        counted = self.counted(ended)
-        origins = [entry.origin for entry in ended.values() if entry.origin is not None]
-        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # D5
+        settlement = Settlement(
+            removals={offset: entry.caller_id for offset, entry in ended.items()},
+            receipts=position,
+            postpone=batch.deferred,
+            now_ms=now_ms,
+            counted=self.counted(ended),
+            origins=[entry.origin for entry in ended.values() if entry.origin is not None],
+        )
+        self.index.settle(settlement)  # D5
         self._recorded, self._recorded_ms = self._known, now_ms
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])

@@ -19,6 +19,7 @@ from blackbox.core.receipt_history import (
     replaced,
     shortened,
 )
+from blackbox.core.settlement import Settlement
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
@@ -115,7 +116,7 @@ class IndexPreparation:
                 "that may have been delivered become dead letters; keep receipts as long as the "
                 "request topic", self.shard, positions.receipts, receipts.start - 1, count,
             )  # fmt: skip
-            self.index.settle({}, receipts.start)
+            self.index.settle(Settlement({}, receipts.start))
             positions = self.index.positions
         if positions.requests < requests.start:
             gone = positions.requests, requests.start

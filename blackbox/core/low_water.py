@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from blackbox.core.plan import Positions
 from blackbox.core.ports import Index, Writer
+from blackbox.core.settlement import Settlement
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
@@ -61,7 +62,7 @@ class LowWater:
             )  # fmt: skip
             receipts = self.writer.commit(receipt)
             # After the commit: this removes the verdicts from the index.
-            self.index.settle({}, receipts, recorded=ignored, mark=written)
+            self.index.settle(Settlement({}, receipts, recorded=ignored, mark=written))
         self.last, self.walked = mark, walked.requests
         return mark
 

@@ -20,6 +20,7 @@ from blackbox.core.plan import (
     Touched,
     View,
 )
+from blackbox.core.settlement import Settlement
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Checked, Claim, Mark, Places, Receipt
@@ -78,18 +79,7 @@ class Index(Protocol):
     ) -> DueEntries: ...
     def parked(self) -> Mapping[int, str]: ...
     def mark_in_flight(self, offsets: Sequence[int], removed: int) -> Collection[int]: ...
-    def settle(
-        self,
-        removals: Mapping[int, str | None],
-        receipts: int,
-        postpone: Mapping[int, Postponed] = ...,
-        now_ms: int = 0,
-        counted: Mapping[str, Sequence[int]] = ...,
-        origins: Sequence[int] = (),
-        recorded: Sequence[int] = (),
-        mark: Mark | None = None,
-        early: Sequence[int] = (),
-    ) -> None: ...
+    def settle(self, done: Settlement) -> None: ...
     def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None: ...
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int: ...
     def unrecorded(self, most: int) -> tuple[int, list[int]]: ...

@@ -7,6 +7,7 @@ from itertools import islice
 
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.ports import Index
+from blackbox.core.settlement import Settlement
 from blackbox.core.upcoming import Upcoming
 
 # Requests per step: Redis serves no other client while it applies one.
@@ -20,7 +21,7 @@ def settle(index: Index, ended: Iterable[int], position: int) -> None:
         # Delivered by their first records under a longer horizon, after this index was copied.
         _remove(index, [*found, *index.moved(found).values()])
     # the position last: after a crash, the next owner reads these receipts again
-    index.settle({}, position)
+    index.settle(Settlement({}, position))
 
 
 def remove_ended(index: Index, ended: OffsetSet) -> None:
@@ -38,7 +39,7 @@ def remove_ended(index: Index, ended: OffsetSet) -> None:
 def _remove(index: Index, offsets: Sequence[int]) -> None:
     known = index.caller_ids(offsets)
     removals = {offset: known.get(offset) for offset in offsets}
-    index.settle(removals, index.positions.receipts)
+    index.settle(Settlement(removals, index.positions.receipts))
 
 
 def end_by_upcoming(
@@ -58,7 +59,7 @@ def end_by_upcoming(
         index.end_if_undelivered(in_doubt)
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
     if removed:
-        index.settle(removed, index.positions.receipts)
+        index.settle(Settlement(removed, index.positions.receipts))
     if upcoming.replacement is None:
         return
     offset, id, caller_id = upcoming.replacement
@@ -78,4 +79,4 @@ def _replace_early(index: Index, offset: int, id: str, caller_id: str | None) ->
         own = [] if caller_id is None else [caller_id]
         removed = index.caller_ids(list(index.holders(own).values()))
         removed[named.offset] = named.caller_id
-        index.settle(removed, index.positions.receipts, early=[offset])
+        index.settle(Settlement(removed, index.positions.receipts, early=[offset]))

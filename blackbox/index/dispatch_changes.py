@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from blackbox.core.parking import BAND_MS
-from blackbox.core.plan import DueEntries, Positions, Postponed
+from blackbox.core.plan import DueEntries, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
@@ -24,7 +25,6 @@ _WHY_ALONE = (
     "check that maxmemory-policy is noeviction and that the key was not deleted; rebuilding from "
     "the journals"
 )
-_NOTHING: Mapping[Any, Any] = {}
 
 
 class DispatchChanges(PostponingChanges):
@@ -143,33 +143,18 @@ class DispatchChanges(PostponingChanges):
             scores = self._session.ask("ZMSCORE", self._keys.due, *names)
         return {o for o, score in zip(offsets, scores, strict=True) if score is None}
 
-    def settle(
-        self,
-        removals: Mapping[int, str | None],
-        receipts: int,
-        postpone: Mapping[int, Postponed] = _NOTHING,
-        now_ms: int = 0,
-        counted: Mapping[str, Sequence[int]] = _NOTHING,
-        origins: Sequence[int] = (),
-        recorded: Sequence[int] = (),
-        mark: Mark | None = None,
-        early: Sequence[int] = (),
-    ) -> None:
-        """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
-
-        `counted` are those of the callers whose pending requests are counted, `origins` the first
-        records of those that promotion wrote. `recorded` are ignored records that are in a receipt now,
-        `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
-        of what is removed here.
+    def settle(self, done: Settlement) -> None:
+        """Remove what has ended and set the position `receipts`, in one MULTI.
 
         Removals at or above the position `requests` are remembered in `skip` until their request is
-        read. `postpone` is what `defer` takes, in the same MULTI.
+        read.
         """
+        removals = done.removals
         with self._lock:
             freed = [c for c in removals.values() if c is not None]
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
-                found, pending = self._watch_pending(postpone, *keys)
+                found, pending = self._watch_pending(done.postpone, *keys)
                 unread: Sequence[int] = ()
                 # Watched only if something depends on it: intake moves `requests` all the time, and
                 # each of the two would make the other one retry.
@@ -177,29 +162,24 @@ class DispatchChanges(PostponingChanges):
                     found = self._watch_positions(self._keys.state, self._keys.skip)
                     unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
-                commands = list(self._settle_commands(removals, holders, found, receipts))
-                commands += self._skip_commands(unread)
-                commands += zrem_chunks(self._keys.moved, origins)
-                commands += self._recorded_commands(recorded, mark)
-                commands += self._add_members(self._keys.early, early)
-                commands += self._defer_commands(pending, now_ms)
-                for caller, offsets in counted.items():
-                    commands += zrem_chunks(self._keys.of(caller), offsets)
+                commands = list(self._commands_that_settle(done, found, holders, unread))
+                commands += self._defer_commands(pending, done.now_ms)
                 # Deliveries must leave a full Redis, because they make room in it.
                 if self._exec_even_if_full(commands, found):
-                    self.positions = Positions(found.requests, receipts)
-                    self._settled = receipts
+                    self.positions = Positions(found.requests, done.receipts)
+                    self._settled = done.receipts
                     self.doubtful = _without(self.doubtful, removals)
                     return
             raise self._contended("settling")
 
-    def _settle_commands(
+    def _commands_that_settle(
         self,
-        removals: Mapping[int, str | None],
-        holders: Mapping[str, int],
+        done: Settlement,
         found: Positions,
-        receipts: int,
+        holders: Mapping[str, int],
+        unread: Sequence[int],
     ) -> Iterator[bytes]:
+        removals = done.removals
         yield from self._remove([offset for offset in removals if offset < found.requests])
         # A later request may have taken the caller id since.
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
@@ -208,7 +188,13 @@ class DispatchChanges(PostponingChanges):
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(_without(self.doubtful, removals))
             yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])
-        yield self._write_receipts(receipts)
+        yield self._write_receipts(done.receipts)
+        yield from self._skip_commands(unread)
+        yield from zrem_chunks(self._keys.moved, done.origins)
+        yield from self._recorded_commands(done.recorded, done.mark)
+        yield from self._add_members(self._keys.early, done.early)
+        for caller, offsets in done.counted.items():
+            yield from zrem_chunks(self._keys.of(caller), offsets)
 
     def _skip_commands(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():

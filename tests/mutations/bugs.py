@@ -38,7 +38,7 @@ BUGS = (
                 "core/dispatch.py",
                 "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
                 "            gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
-                "            self.index.settle(gone, self.index.positions.receipts)\n"
+                "            self.index.settle(Settlement(gone, self.index.positions.receipts))\n"
                 "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
             ),
         ),
@@ -277,8 +277,8 @@ BUGS = (
         (
             Change(
                 "core/settling.py",
-                "index.positions.receipts, early=[offset])",
-                "index.positions.receipts)",
+                "index.positions.receipts, early=[offset]))",
+                "index.positions.receipts))",
             ),
         ),
         (),
@@ -542,7 +542,7 @@ BUGS = (
         (
             Change(
                 "index/dispatch_changes.py",
-                "                commands += zrem_chunks(self._keys.moved, origins)\n",
+                "        yield from zrem_chunks(self._keys.moved, done.origins)\n",
                 "",
             ),
         ),
