@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blackbox.core.intake import Rebuild, Taken
+from blackbox.core.intake import Taken
 from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
 from blackbox.core.ports import Index, Journal
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import (
     check_binding,
     foreign_group,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,12 +13,13 @@ from blackbox.core.plan import DueEntries, Positions
 from blackbox.core.settlement import Settlement
 from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
+from blackbox.index.doubt_changes import without
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.packed_commands import by_score
 from blackbox.index.postponing import PostponingChanges, not_emptied
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
-from blackbox.records.receipt import Claim, Mark
+from blackbox.records.receipt import Mark
 from blackbox.records.request import member
 
 _WHY_ALONE = (
@@ -28,8 +29,6 @@ _WHY_ALONE = (
 
 
 class DispatchChanges(PostponingChanges):
-    """What dispatch and recovery change about deliveries."""
-
     def due(
         self,
         now_ms: int,
@@ -168,7 +167,7 @@ class DispatchChanges(PostponingChanges):
                 if self._exec_even_if_full(commands, found):
                     self.positions = Positions(found.requests, done.receipts)
                     self._settled = done.receipts
-                    self.doubtful = _without(self.doubtful, removals)
+                    self.doubtful = without(self.doubtful, removals)
                     return
             raise self._contended("settling")
 
@@ -186,7 +185,7 @@ class DispatchChanges(PostponingChanges):
         yield from self._set_caller_ids(dict.fromkeys(freed))
         yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
-            yield from self._doubt(_without(self.doubtful, removals))
+            yield from self._doubt(without(self.doubtful, removals))
             yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])
         yield self._write_receipts(done.receipts)
         yield from self._skip_commands(unread)
@@ -210,35 +209,3 @@ class DispatchChanges(PostponingChanges):
             # requests below the mark have ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
-
-    def mark_doubtful(self, claims: Mapping[int, Claim]) -> None:
-        """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
-        with self._lock:
-            self._watch_positions(self._keys.state)
-            every = {**self.doubtful, **claims}
-            self._run_multi_while_opening(self._doubt(every), even_if_full=True)
-            self.doubtful = every
-
-    def end_if_undelivered(self, offsets: Collection[int]) -> None:
-        """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
-        with self._lock:
-            self._mark_while_opening(self._keys.unwanted, sorted(offsets))
-
-    def end_doubt(self, offsets: Collection[int]) -> set[int]:
-        """End the doubt about these requests, which are now known not to be delivered.
-
-        Those that were ended while they were in doubt stay as they are, and are returned.
-        """
-        with self._lock:
-            for _ in range(MAX_CONTENTION):
-                found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
-                ended_in_doubt = set(self._scores(self._keys.unwanted, list(offsets)))
-                left = _without(self.doubtful, set(offsets) - ended_in_doubt)
-                if self._exec_even_if_full(list(self._doubt(left)), found):
-                    self.doubtful = left
-                    return ended_in_doubt
-            raise self._contended("resolving doubtful requests")
-
-
-def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
-    return {offset: claim for offset, claim in claims.items() if offset not in offsets}

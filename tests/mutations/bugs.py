@@ -676,7 +676,7 @@ BUGS = (
         "A recurring request ends when its outcome becomes unknown.",
         (
             Change(
-                "core/interpret.py",
+                "core/rebuild.py",
                 "if isinstance(content, Request | Entry) and content.recurs is not None:",
                 "if False:",
             ),

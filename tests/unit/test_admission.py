@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core.intake import Intake, Rebuild
+from blackbox.core.intake import Intake
 from blackbox.core.plan import Batch, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement
 from blackbox.formats import Format, Options, make_format

@@ -11,8 +11,9 @@ import pytest
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.index_preparation import CLOCKS_APART_MS
-from blackbox.core.intake import Intake, Rebuild, Taken
+from blackbox.core.intake import Intake, Taken
 from blackbox.core.plan import Batch, Binding, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import Shortened
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement

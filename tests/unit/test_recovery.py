@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from blackbox.core.barrier import ATTEMPTS, FIRST_STRETCH
-from blackbox.core.intake import Intake, Rebuild, Taken
+from blackbox.core.intake import Intake, Taken
 from blackbox.core.plan import Batch, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement
 from blackbox.index.shard_index import ShardIndex
