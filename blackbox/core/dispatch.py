@@ -13,7 +13,7 @@ from blackbox.core.due_batch import DueBatch
 from blackbox.core.idle_receipts import IdleReceipts
 from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
-from blackbox.core.ports import Index, Writer
+from blackbox.core.ports import DispatchIndex, Writer
 from blackbox.core.rate_limit import defer_over_rate, give_back
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
@@ -54,7 +54,7 @@ class Dispatch:
     even if it raised.
     """
 
-    index: Index
+    index: DispatchIndex
     writer: Writer
     triage: Triage
     batch_limit: int = 1000

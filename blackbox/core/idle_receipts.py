@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blackbox.core.ports import Index, Writer
+from blackbox.core.ports import SettlingIndex, Writer
 from blackbox.core.settlement import Settlement
 from blackbox.records.receipt import Receipt
 
@@ -21,7 +21,7 @@ class IdleReceipts:
     must be read again.
     """
 
-    index: Index
+    index: SettlingIndex
     writer: Writer
     has_rules: bool
     is_clock_outdated: Callable[[], bool]

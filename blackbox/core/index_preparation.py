@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
-from blackbox.core.ports import Index, Journal
+from blackbox.core.ports import Journal, PreparationIndex
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import (
     check_binding,
@@ -49,7 +49,7 @@ class IndexPreparation:
 
     shard: Shard
     group: str
-    index: Index
+    index: PreparationIndex
     journal: Journal
     apply: Callable[[Batch, Rebuild | None], Taken]
     now_ms: Callable[[], int]

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from blackbox.core.parsing import Parsed, parse, touched_by
 from blackbox.core.plan import Batch, Plan, Tail, View
-from blackbox.core.ports import Admission, Index, Rulings
+from blackbox.core.ports import Admission, IntakeIndex, Rulings
 from blackbox.core.rebuild import Rebuild, outcome_unknown
 from blackbox.core.resolve import resolve
 from blackbox.core.upcoming import Upcoming, upcoming
@@ -49,7 +49,7 @@ class Intake:
     """
 
     format: Format
-    index: Index
+    index: IntakeIndex
     horizon_ms: int | None
     admission: Admission | None = None
     check_log: Callable[[Tail], None] = lambda tail: None
