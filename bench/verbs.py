@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import islice
 
 from bench.ground import Ground, Stopwatch
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
+from blackbox.core.lost_payload import reread
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Positions
 from blackbox.core.triage import Triage
@@ -50,7 +52,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
         shard=ground.shard,
         targets=TargetTopics(kafka),
         journal=journal,
-        reread=intake.reread,
+        reread=partial(reread, format),
         dead_letter_topic="blackbox.dead-letters",
         follow_ups=FollowUps(ground.shard, format, journal),
     )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from blackbox.config.wiring import formats, kafka
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
+from blackbox.core.lost_payload import reread
 from blackbox.core.low_water import LowWater
 from blackbox.core.promotion import Promoted
 from blackbox.core.recovery import Recovered, Recovery
@@ -127,7 +129,7 @@ class Year:
                 shard=shard,
                 targets=TargetTopics(self.access),
                 journal=journal,
-                reread=intake.reread,
+                reread=partial(reread, intake.format),
                 dead_letter_topic=self.world.dead_letters,
                 follow_ups=FollowUps(shard, formats(self.settings)[shard.topic], uncommitted),
             )

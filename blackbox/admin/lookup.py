@@ -16,8 +16,9 @@ from blackbox.core.journal_lookup import JournalLookup
 from blackbox.core.journal_search import LimitReached, ReadLimit
 from blackbox.core.own_record import OwnRecord, origin_of
 from blackbox.core.plan import Positions
+from blackbox.core.ports import Journal
 from blackbox.core.request_status import NO_REQUEST, RequestStatus, State
-from blackbox.index.inspector import Inspector
+from blackbox.index.inspector import Inspector, ShardStats
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.carried import carried, carry_of
@@ -150,38 +151,44 @@ class StatusLookup:
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, limit)
             own = lookup.own_record(offset)
-            known = own.status
             if pending is not None:
-                return replace(as_pending(known, pending), is_cold=False)
+                return replace(as_pending(own.status, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
                 return self._as_cold(shard, own)
-            bounds = journal.request_bounds()
-            # Trimming removes records below the start only; above the end nothing was ever written.
-            if known.state == "unknown" and offset >= bounds.end:
-                return known
-            _wait_for(journal, stats.positions)
-            search_from = _search_from(since, stats.positions)
-            is_read = stats.positions is not None and offset < stats.positions.requests
-            is_gone = known.state == "unknown" and offset < bounds.start
-            has_cold_tier = stats.has_cold_tier or bool(self._settings.hot_horizon_s)
-            may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)
-            try:
-                found = self._search(lookup, own, search_from, is_gone, may_be_carried)
-            except LimitReached:
-                if known.state in NO_REQUEST:
-                    return known
-                return _limit_exceeded(known, limit, is_over=is_read and not may_be_carried)
+            found = self._status_outside_index(lookup, own, stats, since)
         if isinstance(found, RequestStatus):
             return found
-        if found is not None:
-            return self.status(shard, found, limit=limit).for_request(shard, offset)
-        return replace(known, state="ended" if is_read else "unread")
+        return self.status(shard, found, limit=limit).for_request(shard, offset)
 
     def _as_cold(self, shard: Shard, own: OwnRecord) -> RequestStatus:
         # A cancel by the first id of a cold request is only stored; the bit stays until the request
         # is written again.
         is_ended = self.inspector.is_ended(shard, own.origin)
         return replace(own.status, state="ended" if is_ended else "pending", is_cold=True)
+
+    def _status_outside_index(
+        self, lookup: JournalLookup, own: OwnRecord, stats: ShardStats, since: Positions | None
+    ) -> RequestStatus | int:
+        """The status of a request that the index does not have, or the record that carries it."""
+        known, bounds = own.status, lookup.journal.request_bounds()
+        # Trimming removes records below the start only; above the end nothing was ever written.
+        if known.state == "unknown" and own.offset >= bounds.end:
+            return known
+        _wait_for(lookup.journal, stats.positions)
+        search_from = _search_from(since, stats.positions)
+        is_read = stats.positions is not None and own.offset < stats.positions.requests
+        is_gone = known.state == "unknown" and own.offset < bounds.start
+        has_cold_tier = stats.has_cold_tier or bool(self._settings.hot_horizon_s)
+        may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)
+        try:
+            found = self._search(lookup, own, search_from, is_gone, may_be_carried)
+        except LimitReached:
+            if known.state in NO_REQUEST:
+                return known
+            return _limit_exceeded(known, lookup.limit, is_over=is_read and not may_be_carried)
+        if found is None:
+            return replace(known, state="ended" if is_read else "unread")
+        return found
 
     def _search(
         self,
@@ -262,7 +269,7 @@ def wait_until(is_true: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _wait_for(journal: ShardJournal, positions: Positions | None) -> None:
+def _wait_for(journal: Journal, positions: Positions | None) -> None:
     """Wait up to `VISIBLE_WITHIN_S` until the receipts that the index has applied can be read."""
     # A producer learns of its commit before consumers can read the records.
     if positions is not None:

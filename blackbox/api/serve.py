@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from blackbox.api.connections import BACKLOG, Connection, accepted_at_once, limit_loop_errors
-from blackbox.config.properties import SettingsError
+from blackbox.config.settings_error import SettingsError
 
 START_S = 10.0
 # Both are part of the five seconds in which a service must stop, even while Kafka or Redis hangs.

@@ -21,44 +21,46 @@ if TYPE_CHECKING:
 
 SHOWN = 50
 
+ReadTargets = Annotated[
+    bool,
+    typer.Option("--targets", help="Also read the target topics; otherwise receipts are trusted."),
+]
+LateBound = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="Report deliveries later than SECONDS, and requests overdue by more.",
+    ),
+]
+LedgerPath = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Read records that Kafka has removed from this ledger; default: BLACKBOX_LEDGER.",
+    ),
+]
+ParquetFolder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write the tables fates (a row for each request) and exceptions to this folder; "
+        "replaces those of an earlier audit.",
+    ),
+]
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a report: one HTML file, which loads nothing else."),
+]
+
 
 def audit(
-    targets: Annotated[
-        bool,
-        typer.Option(
-            "--targets", help="Also read the target topics; otherwise receipts are trusted."
-        ),
-    ] = False,
-    late_bound: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Report deliveries later than SECONDS, and requests overdue by more.",
-        ),
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Read records that Kafka has removed from this ledger; default: BLACKBOX_LEDGER.",
-        ),
-    ] = None,
+    targets: ReadTargets = False,
+    late_bound: LateBound = None,
+    ledger: LedgerPath = None,
     json: AsJson = False,
-    parquet: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write the tables fates (a row for each request) and exceptions to this folder; "
-            "replaces those of an earlier audit.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a report: one HTML file, which loads nothing else."
-        ),
-    ] = None,
+    parquet: ParquetFolder = None,
+    html: HtmlFile = None,
 ) -> None:
     """Compare requests, receipts, Redis and targets, and list every exception; reads only.
 

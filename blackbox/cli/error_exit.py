@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import typer
 
 from blackbox.client import NotSent
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import Settings
+from blackbox.config.settings_error import SettingsError
 from blackbox.embedded import EmbeddedError
 from blackbox.index.address import read
 from blackbox.records.errors import IndexFull, IndexLost, NotAllowed, RecoveryRequired

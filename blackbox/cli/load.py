@@ -33,6 +33,25 @@ from blackbox.support import logs
 if TYPE_CHECKING:
     from blackbox.jobs.load.load import BadRow, Load, LoadCheck, LoadFile
 
+DefaultCaller = Annotated[str | None, typer.Option(help="The caller, for rows that name none.")]
+FileFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="parquet, csv or jsonl; default: by the name of the file (.parquet .pq, .csv, "
+        ".jsonl .ndjson .json)."
+    ),
+]
+Rate = Annotated[
+    int | None, typer.Option(help="Maximum rows per second, of all tasks together.", min=1)
+]
+Again = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Load the same content once more; NAME distinguishes the loads."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only validate the rows; send nothing.")]
+
 
 class Loaded(NamedTuple):
     """The result of a load. `seconds` is the time spent sending, or with --dry-run validating."""
@@ -50,26 +69,11 @@ class Loaded(NamedTuple):
 def load(
     file: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
     request_topic: RequestTopic = None,
-    caller: Annotated[str | None, typer.Option(help="The caller, for rows that name none.")] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="parquet, csv or jsonl; default: by the name of the file (.parquet .pq, .csv, "
-            ".jsonl .ndjson .json)."
-        ),
-    ] = None,
-    rate: Annotated[
-        int | None, typer.Option(help="Maximum rows per second, of all tasks together.", min=1)
-    ] = None,
-    again: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Load the same content once more; NAME distinguishes the loads."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only validate the rows; send nothing.")
-    ] = False,
+    caller: DefaultCaller = None,
+    format: FileFormat = None,
+    rate: Rate = None,
+    again: Again = None,
+    dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
     """Send the requests in files, each exactly once; an interrupted load continues where it stopped.

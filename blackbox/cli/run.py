@@ -22,25 +22,25 @@ SPARK_PACKAGES = ("pyspark", "pyarrow", "pandas")
 OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.", "blackbox.engine.spark.")
 
 
+Embedded = Annotated[
+    bool, typer.Option("--embedded", help="Also start Kafka and Redis, on free ports.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(help="With --embedded: the folder for their data; default: a temporary folder."),
+]
+EngineName = Annotated[str | None, typer.Option(help="spark or process; default: BLACKBOX_ENGINE.")]
+OnlyHalf = Annotated[
+    Half | None,
+    typer.Option(help="With Spark: run only intake or only dispatch; start the other separately."),
+]
+
+
 def run(
-    embedded: Annotated[
-        bool, typer.Option("--embedded", help="Also start Kafka and Redis, on free ports.")
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --embedded: the folder for their data; default: a temporary folder."
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="spark or process; default: BLACKBOX_ENGINE.")
-    ] = None,
-    only: Annotated[
-        Half | None,
-        typer.Option(
-            help="With Spark: run only intake or only dispatch; start the other separately."
-        ),
-    ] = None,
+    embedded: Embedded = False,
+    data: DataFolder = None,
+    engine: EngineName = None,
+    only: OnlyHalf = None,
 ) -> None:
     """Run the service: read requests and deliver their messages, until SIGTERM or Ctrl-C.
 

@@ -19,38 +19,43 @@ from blackbox.formats import Options, make_format
 from blackbox.records.request import Invalid, Record
 from blackbox.support import logs
 
+Target = Annotated[str, typer.Option(help="The topic that the message is delivered to.")]
+Message = Annotated[
+    str, typer.Option(help="The message; with -, it is read from stdin, unchanged.")
+]
+Key = Annotated[str | None, typer.Option(help="Key of the delivered record.")]
+Header = Annotated[
+    list[str] | None, typer.Option(help="Header of the delivered record, name=value; repeatable.")
+]
+OwnId = Annotated[
+    str | None, typer.Option(help="Your own id for the request, to replace or cancel it.")
+]
+Every = Annotated[
+    float | None,
+    typer.Option(help="Repeat every N seconds until the request is cancelled; requires --id."),
+]
+Cron = Annotated[
+    str | None,
+    typer.Option(help="Repeat at the times of this cron expression (five fields); requires --id."),
+]
+Timezone = Annotated[
+    str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin; default: UTC.")
+]
+Caller = Annotated[str | None, typer.Option(help="The caller, sent as the header CALLER_SERVICE.")]
+
 
 def send(
-    topic: Annotated[str, typer.Option(help="The topic that the message is delivered to.")],
-    message: Annotated[
-        str, typer.Option(help="The message; with -, it is read from stdin, unchanged.")
-    ],
+    topic: Target,
+    message: Message,
     countdown: Countdown = None,
     at: At = None,
-    key: Annotated[str | None, typer.Option(help="Key of the delivered record.")] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(help="Header of the delivered record, name=value; repeatable."),
-    ] = None,
-    id: Annotated[
-        str | None, typer.Option(help="Your own id for the request, to replace or cancel it.")
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(help="Repeat every N seconds until the request is cancelled; requires --id."),
-    ] = None,
-    cron: Annotated[
-        str | None,
-        typer.Option(
-            help="Repeat at the times of this cron expression (five fields); requires --id."
-        ),
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin; default: UTC.")
-    ] = None,
-    caller: Annotated[
-        str | None, typer.Option(help="The caller, sent as the header CALLER_SERVICE.")
-    ] = None,
+    key: Key = None,
+    header: Header = None,
+    id: OwnId = None,
+    every: Every = None,
+    cron: Cron = None,
+    timezone: Timezone = None,
+    caller: Caller = None,
     request_topic: RequestTopic = None,
 ) -> None:
     """Request a message for later delivery; prints the request's id once Kafka has acknowledged it."""

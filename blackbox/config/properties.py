@@ -6,9 +6,7 @@ from pathlib import Path
 
 import javaproperties
 
-
-class SettingsError(Exception):
-    """The configuration cannot be used; the text names each variable, its value and what is wanted."""
+from blackbox.config.settings_error import SettingsError
 
 
 def properties(variable: str, path: Path | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from blackbox.config.aliases import Alias, aliases
+from blackbox.config.aliases import aliases
 from blackbox.config.fields import (
     Address,
     Brokers,
@@ -30,7 +30,8 @@ from blackbox.config.fields import (
     expired_topic,
     parse_request_topics,
 )
-from blackbox.config.properties import SettingsError, properties, spark_properties
+from blackbox.config.properties import properties, spark_properties
+from blackbox.config.settings_error import explained
 from blackbox.formats import FORMATS
 from blackbox.journal.topics import is_own_topic
 
@@ -278,9 +279,6 @@ class Settings(BaseSettings):
         return spark_properties("BLACKBOX_SPARK_CONFIG", self.spark_config)
 
 
-SECRET = ("redis_url", "api_token", "api_read_token")
-
-
 def load(**overrides: object) -> Settings:
     """Read the environment; `overrides` win. Raises SettingsError with one line per bad variable."""
     # With brokers given, as by --embedded, the environment is not that of kafka-message-scheduler.
@@ -289,17 +287,4 @@ def load(**overrides: object) -> Settings:
     try:
         return Settings(**read | overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        lines = [_explain(dict(fault), found) for fault in error.errors()]
-        raise SettingsError("\n".join(lines)) from None
-
-
-def _explain(fault: dict[str, object], found: Mapping[str, Alias]) -> str:
-    location = fault["loc"]
-    assert isinstance(location, tuple)
-    name = str(location[0])
-    variable = found[name].variable if name in found else f"BLACKBOX_{name.upper()}"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if fault["type"] == "missing":
-        return f"{variable} is not set; wanted: {Settings.model_fields[name].description}"
-    value = "(hidden)" if name in SECRET else repr(os.environ.get(variable, fault.get("input")))
-    return f"{variable}={value}: {message}"
+        raise explained(error, Settings.model_fields, found) from None

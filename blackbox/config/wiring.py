@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import Settings
+from blackbox.config.settings_error import SettingsError
 from blackbox.core.plan import Tail
 from blackbox.core.receipt_history import is_another, replaced
 from blackbox.formats import Format, Options, make_format

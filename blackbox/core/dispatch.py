@@ -10,21 +10,19 @@ from dataclasses import dataclass, field
 from blackbox.core.delivery_transaction import DeliveryTransaction
 from blackbox.core.doubtful import Doubtful
 from blackbox.core.due_batch import DueBatch
+from blackbox.core.idle_receipts import IdleReceipts
 from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
-from blackbox.core.ports import Index, Writer
+from blackbox.core.ports import DispatchIndex, Writer
 from blackbox.core.rate_limit import defer_over_rate, give_back
+from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexFull, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
-from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
-
-# How late receipts record which requests callers' rules have judged, in case Redis is lost.
-RECEIPT_AFTER_MS = 5_000
 
 
 @dataclass(slots=True)
@@ -56,7 +54,7 @@ class Dispatch:
     even if it raised.
     """
 
-    index: Index
+    index: DispatchIndex
     writer: Writer
     triage: Triage
     batch_limit: int = 1000
@@ -64,17 +62,20 @@ class Dispatch:
     is_clock_outdated: Callable[[], bool] = lambda: False
     done: Dispatched = field(default_factory=Dispatched)
     _known: int = 0
-    _recorded: int = 0
-    _recorded_ms: int = 0
     _next: tuple[Dispatched, DueBatch] | None = None
     _removed: int = 0
     _paused: frozenset[str] | None = None
     _has_released: bool = False
     _has_skipped: bool = False
     _doubtful: Doubtful = field(init=False)
+    _idle_receipts: IdleReceipts = field(init=False)
 
     def __post_init__(self) -> None:
         self._doubtful = Doubtful(self.index, self.writer, self.triage.journal)
+        has_rules = self.triage.pace is not None
+        self._idle_receipts = IdleReceipts(
+            self.index, self.writer, has_rules, self.is_clock_outdated
+        )
 
     @property
     def shard(self) -> Shard:
@@ -107,7 +108,7 @@ class Dispatch:
                 self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
             else:
                 self._defer(batch.deferred, did, now_ms)
-                self._write_receipt_alone(now_ms)
+                self._idle_receipts.write_if_needed(self._known, now_ms)
         except BaseException:
             # the messages are read again after recovery, and then reserve their times again
             if pace is not None:
@@ -118,16 +119,6 @@ class Dispatch:
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
         return did
-
-    def _write_receipt_alone(self, now_ms: int) -> None:
-        """Write a receipt without deliveries: how far rules have judged, or to read Kafka's clock again."""
-        is_late = now_ms - self._recorded_ms >= RECEIPT_AFTER_MS
-        has_judged_more = self.triage.pace is not None and self._known > self._recorded and is_late
-        if has_judged_more or self.is_clock_outdated():
-            self.writer.begin()
-            position = self.writer.commit(Receipt(at_ms=now_ms, read=self._known))
-            self.index.settle({}, position)
-            self._recorded, self._recorded_ms = self._known, now_ms
 
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
@@ -227,11 +218,16 @@ class Dispatch:
         except TooEarly as early:
             self._wait_for_kafka(early, batch, did, now_ms)
             return
-        removals = {offset: entry.caller_id for offset, entry in ended.items()}
-        counted = self.counted(ended)
-        origins = [entry.origin for entry in ended.values() if entry.origin is not None]
-        self.index.settle(removals, position, batch.deferred, now_ms, counted, origins)  # D5
-        self._recorded, self._recorded_ms = self._known, now_ms
+        settlement = Settlement(
+            removals={offset: entry.caller_id for offset, entry in ended.items()},
+            receipts=position,
+            postpone=batch.deferred,
+            now_ms=now_ms,
+            counted=self.counted(ended),
+            origins=[entry.origin for entry in ended.values() if entry.origin is not None],
+        )
+        self.index.settle(settlement)  # D5
+        self._idle_receipts.note(self._known, now_ms)
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])
         did.dead.update([entry.reason or "" for entry in dead.values()])

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blackbox.core.ports import Index, Journal, Writer
+from blackbox.core.ports import Journal, SettlingIndex, Writer
 from blackbox.core.settling import settle
 from blackbox.records.receipt import Claim, confirmation, one_incarnation
 
@@ -20,7 +20,7 @@ FIRST_PAUSE_MS, MOST_PAUSE_MS = 500, 10_000
 class Doubtful:
     """The claims in doubt, which are checked again from `check_at_ms` on."""
 
-    index: Index
+    index: SettlingIndex
     writer: Writer
     journal: Journal
     claims: Mapping[int, Claim] = field(default_factory=dict)

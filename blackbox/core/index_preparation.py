@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blackbox.core.intake import Rebuild, Taken
+from blackbox.core.intake import Taken
 from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
-from blackbox.core.ports import Index, Journal
+from blackbox.core.ports import Journal, PreparationIndex
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import (
     check_binding,
     foreign_group,
@@ -19,6 +20,7 @@ from blackbox.core.receipt_history import (
     replaced,
     shortened,
 )
+from blackbox.core.settlement import Settlement
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
@@ -47,7 +49,7 @@ class IndexPreparation:
 
     shard: Shard
     group: str
-    index: Index
+    index: PreparationIndex
     journal: Journal
     apply: Callable[[Batch, Rebuild | None], Taken]
     now_ms: Callable[[], int]
@@ -115,7 +117,7 @@ class IndexPreparation:
                 "that may have been delivered become dead letters; keep receipts as long as the "
                 "request topic", self.shard, positions.receipts, receipts.start - 1, count,
             )  # fmt: skip
-            self.index.settle({}, receipts.start)
+            self.index.settle(Settlement({}, receipts.start))
             positions = self.index.positions
         if positions.requests < requests.start:
             gone = positions.requests, requests.start

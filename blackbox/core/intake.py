@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
 
-from blackbox.core import interpret
-from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import Parsed, parse, touched_by
 from blackbox.core.plan import Batch, Plan, Tail, View
-from blackbox.core.ports import Admission, Index, Rulings
+from blackbox.core.ports import Admission, IntakeIndex, Rulings
+from blackbox.core.rebuild import Rebuild, outcome_unknown
 from blackbox.core.resolve import resolve
 from blackbox.core.upcoming import Upcoming, upcoming
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
-from blackbox.records.request import NOT_ADMITTED, Record
+from blackbox.records.request import NOT_ADMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +39,6 @@ class Taken:
     kafka_ahead_ms: int | None = field(default=None, compare=False)
 
 
-class Rebuild(NamedTuple):
-    """How requests are read while an index is rebuilt.
-
-    `ended` have an outcome. Replacements by id in `too_late` ended nothing. A request that was due
-    before `unknown_before_ms`, or a replacement by id that was written before it, may have had an
-    outcome that is gone.
-    """
-
-    ended: OffsetSet
-    unknown_before_ms: int | None = None
-    too_late: Container[int] = frozenset()
-
-
 @dataclass(frozen=True, slots=True)
 class Intake:
     """Applies batches of one shard's request records to its index, in journal order.
@@ -64,7 +49,7 @@ class Intake:
     """
 
     format: Format
-    index: Index
+    index: IntakeIndex
     horizon_ms: int | None
     admission: Admission | None = None
     check_log: Callable[[Tail], None] = lambda tail: None
@@ -82,9 +67,7 @@ class Intake:
         # letter in the transaction of a receipt, so it has one outcome even after a crash.
         parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
         if opening is not None and opening.unknown_before_ms is not None:
-            changes = interpret.outcome_unknown(batch, parsed.changes, opening.unknown_before_ms)
-            rulings = None if rulings is None else rulings.without_refusals()
-            parsed = parsed._replace(changes=changes, rulings=rulings)
+            parsed = outcome_unknown(batch, parsed, opening.unknown_before_ms)
         return self.store(parsed, latest_ms, opening=opening)
 
     def store(
@@ -131,10 +114,6 @@ class Intake:
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored."""
         return upcoming(parse(self.format, batch, latest_ms, self.horizon_ms).changes)
-
-    def reread(self, record: Record) -> Entry:
-        """The entry of a request whose stored form was lost."""
-        return interpret.reread(self.format, record)
 
 
 def _taken(plan: Plan, rulings: Rulings | None, kafka_ahead_ms: int | None) -> Taken:

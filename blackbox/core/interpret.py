@@ -5,29 +5,20 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 
-from blackbox.core.plan import Batch, Carried, Change, Cold, Replacement
+from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.carried import carried, carry_of, original_record
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Refusal
-from blackbox.records.recurrence import follows
-from blackbox.records.request import OUTCOME_UNKNOWN, Cancel, Invalid, Reason, Record, Request
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
 # Clients and topics take 1 MB by default; a carried record has one more header.
 MOST_COLD_BYTES = 900_000
 
 # A caller whose requests are refused must not fill Redis for the others.
 MOST_REFUSED_BYTES = 1_000
-
-TIMELINESS_LOST = (
-    "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
-    "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
-    "not delivered"
-)
 
 
 def interpret_record(
@@ -59,24 +50,6 @@ def interpret_record(
     if replaced_id is not None:
         return _replacement(record, replaced_id, change, latest_ms), parsed
     return change, parsed
-
-
-def reread(format: Format, record: Record) -> Entry:
-    """The entry of a request whose stored form was lost."""
-    # without a horizon: it was in the index, whatever the horizon is now
-    change, _ = interpret_record(format, record, record.timestamp_ms, None)
-    if isinstance(change, Replacement):
-        # only the stored form showed whether it was in time
-        letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
-        lost = refused_entry(record, letter, record.timestamp_ms)
-        return lost._replace(caller_id=change.caller_id)
-    if isinstance(change, Carried):
-        change = change.content
-    if isinstance(change, Request):
-        return Entry(*change)
-    if isinstance(change, Entry):
-        return change
-    raise ValueError(f"the record at offset {record.offset} is not a request to deliver: {change}")
 
 
 def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | Entry:
@@ -118,12 +91,6 @@ def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
     return is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES
 
 
-def counts(change: Change, request: Request, record: Record) -> bool:
-    """Whether a request counts against a quota; not one that replaces, or that blackbox wrote itself."""
-    is_next = request.recurs is not None and follows(record.headers)
-    return type(change) is not Replacement and not is_next
-
-
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
     """The entry of a request that can only become a dead letter; with the record's content, if it is small."""
     entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
@@ -135,43 +102,3 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
         # the dead letter is built from the record in Kafka
         return entry._replace(left_bytes=size)
     return entry._replace(message=record.value, key=record.key, headers=record.headers)
-
-
-def not_admitted(
-    record: Record, request: Request, change: Change, refusal: Refusal, due_ms: int
-) -> Change:
-    """The dead letter of a request that is not admitted."""
-    reason, detail = refusal
-    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
-    letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
-    # a refused request still replaces: its caller has declared the earlier one obsolete
-    return change._replace(content=letter) if type(change) is Replacement else letter
-
-
-def outcome_unknown(
-    batch: Batch, changes: Sequence[tuple[int, Change]], before_ms: int
-) -> list[tuple[int, Change]]:
-    """Put dead letters in place of what may have been delivered, or may have been too late to replace."""
-    records = {record.offset: record for record in batch.records}
-    replaced: list[tuple[int, Change]] = []
-    for offset, change in changes:
-        record, letter = records[offset], Invalid(Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN)
-        content = change.content if isinstance(change, Carried | Replacement) else change
-        due_ms = content.due_ms if isinstance(content, Request | Entry) else None
-        is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
-        is_valid = isinstance(content, Request) or (
-            isinstance(content, Entry) and not content.reason
-        )
-        if (is_valid and due_ms is not None and due_ms <= before_ms) or is_old_replacement:
-            if isinstance(content, Request | Entry) and content.recurs is not None:
-                # the request's own fields, not the record: the next time is asked for from these
-                unknown = Entry(*content)._replace(reason=letter.reason, detail=letter.detail)
-            else:
-                unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
-                unknown = unknown._replace(caller_id=change.caller_id)
-            if isinstance(change, Carried | Replacement):
-                change = change._replace(content=unknown)
-            else:
-                change = unknown
-        replaced.append((offset, change))
-    return replaced

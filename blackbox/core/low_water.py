@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blackbox.core.plan import Positions
-from blackbox.core.ports import Index, Writer
+from blackbox.core.ports import LowWaterIndex, Writer
+from blackbox.core.settlement import Settlement
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
@@ -28,7 +29,7 @@ class LowWater:
     """The marks of one shard, from one opening to the next recovery; `last` is the newest one."""
 
     shard: Shard
-    index: Index
+    index: LowWaterIndex
     writer: Writer
     now_ms: Callable[[], int]
     topic_id: str = ""
@@ -61,7 +62,7 @@ class LowWater:
             )  # fmt: skip
             receipts = self.writer.commit(receipt)
             # After the commit: this removes the verdicts from the index.
-            self.index.settle({}, receipts, recorded=ignored, mark=written)
+            self.index.settle(Settlement({}, receipts, recorded=ignored, mark=written))
         self.last, self.walked = mark, walked.requests
         return mark
 

@@ -7,11 +7,13 @@ from contextlib import suppress
 from functools import partial
 
 from blackbox.core.due_batch import DueBatch
-from blackbox.core.ports import Index, Rates
+from blackbox.core.ports import DispatchIndex, Rates
 from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
 
 
-def defer_over_rate(batch: DueBatch, pace: Rates, index: Index, now_ms: int) -> dict[str, int]:
+def defer_over_rate(
+    batch: DueBatch, pace: Rates, index: DispatchIndex, now_ms: int
+) -> dict[str, int]:
     """Defer what exceeds its target's rate limit; return how many, by target."""
     limited = pace.limited()
     waiting: dict[str, list[int]] = {}
@@ -35,7 +37,7 @@ def defer_over_rate(batch: DueBatch, pace: Rates, index: Index, now_ms: int) -> 
     return later
 
 
-def _have_waited(batch: DueBatch, index: Index, offsets: Sequence[int]) -> list[bool]:
+def _have_waited(batch: DueBatch, index: DispatchIndex, offsets: Sequence[int]) -> list[bool]:
     times = index.times(offsets)
     return [times.get(offset, 0) > batch.ready[offset].due_ms for offset in offsets]
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.index_preparation import IndexPreparation, StartingPoint
-from blackbox.core.intake import Rebuild, Taken
+from blackbox.core.intake import Taken
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding
-from blackbox.core.ports import Index, Journal, Writer
+from blackbox.core.ports import Journal, RecoveryIndex, Writer
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.settling import end_by_upcoming, remove_ended, settle
 from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
@@ -53,7 +54,7 @@ class Recovery:
 
     shard: Shard
     group: str
-    index: Index
+    index: RecoveryIndex
     journal: Journal
     writer: Writer
     confirm: Callable[[], None]

@@ -6,24 +6,25 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.ports import Index
+from blackbox.core.ports import RecoveryIndex, SettlingIndex
+from blackbox.core.settlement import Settlement
 from blackbox.core.upcoming import Upcoming
 
 # Requests per step: Redis serves no other client while it applies one.
 CHUNK = 5000
 
 
-def settle(index: Index, ended: Iterable[int], position: int) -> None:
+def settle(index: SettlingIndex, ended: Iterable[int], position: int) -> None:
     """Remove from an index what has ended."""
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
         # Delivered by their first records under a longer horizon, after this index was copied.
         _remove(index, [*found, *index.moved(found).values()])
     # the position last: after a crash, the next owner reads these receipts again
-    index.settle({}, position)
+    index.settle(Settlement({}, position))
 
 
-def remove_ended(index: Index, ended: OffsetSet) -> None:
+def remove_ended(index: RecoveryIndex, ended: OffsetSet) -> None:
     """Remove what has ended when a rebuild continues."""
     # If Redis went back to before the end of a rebuild, that rebuild was complete once, and some
     # of these requests were delivered after it.
@@ -35,14 +36,14 @@ def remove_ended(index: Index, ended: OffsetSet) -> None:
         rank += len(pending) - len(found)  # the removed entries have left the ranks
 
 
-def _remove(index: Index, offsets: Sequence[int]) -> None:
+def _remove(index: SettlingIndex, offsets: Sequence[int]) -> None:
     known = index.caller_ids(offsets)
     removals = {offset: known.get(offset) for offset in offsets}
-    index.settle(removals, index.positions.receipts)
+    index.settle(Settlement(removals, index.positions.receipts))
 
 
 def end_by_upcoming(
-    index: Index, upcoming: Upcoming, ended: OffsetSet, too_late: OffsetSet
+    index: RecoveryIndex, upcoming: Upcoming, ended: OffsetSet, too_late: OffsetSet
 ) -> None:
     """Remove the pending requests that these records end, which stay in Kafka for now."""
     holders = index.holders(upcoming.touched.caller_ids)
@@ -58,7 +59,7 @@ def end_by_upcoming(
         index.end_if_undelivered(in_doubt)
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
     if removed:
-        index.settle(removed, index.positions.receipts)
+        index.settle(Settlement(removed, index.positions.receipts))
     if upcoming.replacement is None:
         return
     offset, id, caller_id = upcoming.replacement
@@ -69,7 +70,7 @@ def end_by_upcoming(
         _replace_early(index, offset, id, caller_id)
 
 
-def _replace_early(index: Index, offset: int, id: str, caller_id: str | None) -> None:
+def _replace_early(index: RecoveryIndex, offset: int, id: str, caller_id: str | None) -> None:
     """Remove what a replacement ends, also under its caller id; remember that it counts."""
     # It may have been delivered before Redis was lost. If the request that it replaces were
     # delivered now, both would be.
@@ -78,4 +79,4 @@ def _replace_early(index: Index, offset: int, id: str, caller_id: str | None) ->
         own = [] if caller_id is None else [caller_id]
         removed = index.caller_ids(list(index.holders(own).values()))
         removed[named.offset] = named.caller_id
-        index.settle(removed, index.positions.receipts, early=[offset])
+        index.settle(Settlement(removed, index.positions.receipts, early=[offset]))

@@ -16,7 +16,7 @@ from blackbox.core.due_batch import (
     postpone_doubtful,
 )  # fmt: skip
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.interpret import refused_entry
+from blackbox.core.lost_payload import payload_lost
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import Journal, Rates, Targets
 from blackbox.records import entry as entries
@@ -24,7 +24,7 @@ from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
-from blackbox.records.request import MAY_COME_BACK, Invalid, Reason, Record, Shard
+from blackbox.records.request import MAY_COME_BACK, Reason, Record, Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -274,13 +274,3 @@ def as_record(offset: int, entry: Entry) -> Record:
     """The record itself, or what is left of a request whose record is gone from Kafka."""
     headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
     return Record(offset, entry.due_ms, entry.key, entry.message, headers)
-
-
-def payload_lost(offset: int, now_ms: int) -> Entry:
-    """The entry for a dead letter in place of a request of which nothing is left."""
-    detail = (
-        "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
-        "request topic's retention.ms"
-    )
-    nothing = Record(offset, now_ms, None, None, [])
-    return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)

@@ -12,9 +12,10 @@ from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
 from blackbox.core.dispatch import Dispatched
-from blackbox.core.intake import Rebuild, Taken
+from blackbox.core.intake import Taken
 from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_session import MarkHandover, ShardSession

@@ -15,6 +15,7 @@ from blackbox.config.wiring import admission, formats, pace
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
+from blackbox.core.lost_payload import reread
 from blackbox.core.low_water import LowWater
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
@@ -218,7 +219,7 @@ class ShardPool:
             shard=shard,
             targets=self._targets,
             journal=originals,
-            reread=intake.reread,
+            reread=partial(reread, format),
             dead_letter_topic=settings.dead_letter_topic,
             retries=settings.retries,
             follow_ups=FollowUps(shard, format, uncommitted, history_topic),

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import orjson
 
 from blackbox.core.parking import BAND_MS
-from blackbox.core.plan import DueEntries, Positions, Postponed
+from blackbox.core.plan import DueEntries, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
+from blackbox.index.doubt_changes import without
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.packed_commands import by_score
-from blackbox.index.postponing import PostponingChanges
+from blackbox.index.postponing import PostponingChanges, not_emptied
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
-from blackbox.records.receipt import Claim, Mark
+from blackbox.records.receipt import Mark
 from blackbox.records.request import member
 
 _WHY_ALONE = (
     "check that maxmemory-policy is noeviction and that the key was not deleted; rebuilding from "
     "the journals"
 )
-_NOTHING: Mapping[Any, Any] = {}
 
 
 class DispatchChanges(PostponingChanges):
-    """What dispatch and recovery change about deliveries."""
-
     def due(
         self,
         now_ms: int,
@@ -51,22 +50,19 @@ class DispatchChanges(PostponingChanges):
             share = max(1, limit // max(1, len(bands)))
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),
-                *(self._read_band(band, share) for band in bands),
-                *self._count_parked(known),
+                *self._parked_commands(known, bands, share),
             ]
             state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
-            in_bands, (total, *counts) = more[: len(bands)], more[len(bands) :]
+            in_bands, counts = more[: len(bands)], more[len(bands) :]
             self.doubtful = claims_of(state[3])
-            if total != sum(counts):
-                self._parked = None  # Redis went back, or an owner that was fenced parked something
+            left = self._note_parked(known, counts)
+            if left is None:
                 return self.due(now_ms, limit, passing_over, release)
-            left = {band: count for band, count in zip(known, counts, strict=True) if count}
-            self._parked = {band: known[band] for band in left}
             released = list(chain.from_iterable(in_bands))
             # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))
             is_cut = len(stored) < len(ready) + len(released)
-            backlogs = left.keys() if is_cut else _not_emptied(left, bands, in_bands)
+            backlogs = left.keys() if is_cut else not_emptied(left, bands, in_bands)
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
             entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
@@ -77,7 +73,7 @@ class DispatchChanges(PostponingChanges):
                 oldest_ms=int(float(first[1])) if is_timed else None,
                 pending=pending - 1,
                 paused=frozenset(topic.decode() for topic in paused),
-                parked=self._parked,
+                parked=self._bands(),
                 backlogs=frozenset(known[band] for band in backlogs),
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
@@ -146,33 +142,18 @@ class DispatchChanges(PostponingChanges):
             scores = self._session.ask("ZMSCORE", self._keys.due, *names)
         return {o for o, score in zip(offsets, scores, strict=True) if score is None}
 
-    def settle(
-        self,
-        removals: Mapping[int, str | None],
-        receipts: int,
-        postpone: Mapping[int, Postponed] = _NOTHING,
-        now_ms: int = 0,
-        counted: Mapping[str, Sequence[int]] = _NOTHING,
-        origins: Sequence[int] = (),
-        recorded: Sequence[int] = (),
-        mark: Mark | None = None,
-        early: Sequence[int] = (),
-    ) -> None:
-        """Remove delivered or dead requests (offset -> caller id) and set the position `receipts`.
-
-        `counted` are those of the callers whose pending requests are counted, `origins` the first
-        records of those that promotion wrote. `recorded` are ignored records that are in a receipt now,
-        `mark` is the low-water mark that it carries. `early` are replacements, still in Kafka,
-        of what is removed here.
+    def settle(self, done: Settlement) -> None:
+        """Remove what has ended and set the position `receipts`, in one MULTI.
 
         Removals at or above the position `requests` are remembered in `skip` until their request is
-        read. `postpone` is what `defer` takes, in the same MULTI.
+        read.
         """
+        removals = done.removals
         with self._lock:
             freed = [c for c in removals.values() if c is not None]
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
-                found, pending = self._watch_pending(postpone, *keys)
+                found, pending = self._watch_pending(done.postpone, *keys)
                 unread: Sequence[int] = ()
                 # Watched only if something depends on it: intake moves `requests` all the time, and
                 # each of the two would make the other one retry.
@@ -180,38 +161,39 @@ class DispatchChanges(PostponingChanges):
                     found = self._watch_positions(self._keys.state, self._keys.skip)
                     unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
-                commands = list(self._settle_commands(removals, holders, found, receipts))
-                commands += self._skip_commands(unread)
-                commands += zrem_chunks(self._keys.moved, origins)
-                commands += self._recorded_commands(recorded, mark)
-                commands += self._add_members(self._keys.early, early)
-                commands += self._defer_commands(pending, now_ms)
-                for caller, offsets in counted.items():
-                    commands += zrem_chunks(self._keys.of(caller), offsets)
+                commands = list(self._commands_that_settle(done, found, holders, unread))
+                commands += self._defer_commands(pending, done.now_ms)
                 # Deliveries must leave a full Redis, because they make room in it.
                 if self._exec_even_if_full(commands, found):
-                    self.positions = Positions(found.requests, receipts)
-                    self._settled = receipts
-                    self.doubtful = _without(self.doubtful, removals)
+                    self.positions = Positions(found.requests, done.receipts)
+                    self._settled = done.receipts
+                    self.doubtful = without(self.doubtful, removals)
                     return
             raise self._contended("settling")
 
-    def _settle_commands(
+    def _commands_that_settle(
         self,
-        removals: Mapping[int, str | None],
-        holders: Mapping[str, int],
+        done: Settlement,
         found: Positions,
-        receipts: int,
+        holders: Mapping[str, int],
+        unread: Sequence[int],
     ) -> Iterator[bytes]:
+        removals = done.removals
         yield from self._remove([offset for offset in removals if offset < found.requests])
         # A later request may have taken the caller id since.
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._set_caller_ids(dict.fromkeys(freed))
         yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
-            yield from self._doubt(_without(self.doubtful, removals))
+            yield from self._doubt(without(self.doubtful, removals))
             yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])
-        yield self._write_receipts(receipts)
+        yield self._write_receipts(done.receipts)
+        yield from self._skip_commands(unread)
+        yield from zrem_chunks(self._keys.moved, done.origins)
+        yield from self._recorded_commands(done.recorded, done.mark)
+        yield from self._add_members(self._keys.early, done.early)
+        for caller, offsets in done.counted.items():
+            yield from zrem_chunks(self._keys.of(caller), offsets)
 
     def _skip_commands(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for segment, bitmap in self._bits(self._keys.skip, offsets).changed(offsets, ()).items():
@@ -227,47 +209,3 @@ class DispatchChanges(PostponingChanges):
             # requests below the mark have ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
-
-    def mark_doubtful(self, claims: Mapping[int, Claim]) -> None:
-        """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
-        with self._lock:
-            self._watch_positions(self._keys.state)
-            every = {**self.doubtful, **claims}
-            self._run_multi_while_opening(self._doubt(every), even_if_full=True)
-            self.doubtful = every
-
-    def end_if_undelivered(self, offsets: Collection[int]) -> None:
-        """Record that something in Kafka ends these requests in doubt, if they were not delivered."""
-        with self._lock:
-            self._mark_while_opening(self._keys.unwanted, sorted(offsets))
-
-    def end_doubt(self, offsets: Collection[int]) -> set[int]:
-        """End the doubt about these requests, which are now known not to be delivered.
-
-        Those that were ended while they were in doubt stay as they are, and are returned.
-        """
-        with self._lock:
-            for _ in range(MAX_CONTENTION):
-                found = self._watch_positions(self._keys.receipts, self._keys.unwanted)
-                ended_in_doubt = set(self._scores(self._keys.unwanted, list(offsets)))
-                left = _without(self.doubtful, set(offsets) - ended_in_doubt)
-                if self._exec_even_if_full(list(self._doubt(left)), found):
-                    self.doubtful = left
-                    return ended_in_doubt
-            raise self._contended("resolving doubtful requests")
-
-
-def _without(claims: Mapping[int, Claim], offsets: Container[int]) -> dict[int, Claim]:
-    return {offset: claim for offset, claim in claims.items() if offset not in offsets}
-
-
-def _not_emptied(
-    left: Mapping[int, int], bands: Sequence[int], in_bands: Sequence[Sequence[bytes]]
-) -> Set[int]:
-    """The bands that still have a backlog: one that comes out whole is not a backlog any more."""
-    emptied = {
-        band
-        for band, names in zip(bands, in_bands, strict=True)
-        if names and len(names) == left[band]
-    }
-    return left.keys() - emptied

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
 from blackbox.core.plan import Postponed
@@ -86,10 +86,28 @@ class PostponingChanges(Lookups):
     def _read_band(self, band: int, limit: int) -> bytes:
         return pack(*by_score(self._keys.due, *span(band), 0, limit))
 
-    def _count_parked(self, bands: Iterable[int]) -> list[bytes]:
-        """Counts of all parked entries, then of those in each of these bands."""
-        spans = [(BAND_MS, span(BANDS)[1]), *map(span, bands)]
-        return [pack("ZCOUNT", self._keys.due, *span) for span in spans]
+    def _parked_commands(
+        self, known: Iterable[int], released: Sequence[int], limit: int
+    ) -> list[bytes]:
+        """Reads of the released bands, a count of all parked entries, and one for each known band."""
+        spans = [(BAND_MS, span(BANDS)[1]), *map(span, known)]
+        counts = [pack("ZCOUNT", self._keys.due, *span) for span in spans]
+        return [*(self._read_band(band, limit) for band in released), *counts]
+
+    def _note_parked(
+        self, known: Mapping[int, str], counts: Sequence[int]
+    ) -> dict[int, int] | None:
+        """Note which of these bands have entries left; return how many, or None if other bands have some.
+
+        The first of the `counts` is that of all parked entries.
+        """
+        total, *in_bands = counts
+        if total != sum(in_bands):
+            self._parked = None  # Redis went back, or an owner that was fenced parked something
+            return None
+        left = {band: count for band, count in zip(known, in_bands, strict=True) if count}
+        self._parked = {band: known[band] for band in left}
+        return left
 
     def outcome_unknown(self, due_before_ms: int, now_ms: int) -> int:
         """Make dead letters of pending requests that were due before this; return how many."""
@@ -141,3 +159,15 @@ class PostponingChanges(Lookups):
 def span(band: int) -> tuple[int, str]:
     """The scores of a band, from its first to before the next band's first."""
     return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
+
+
+def not_emptied(
+    left: Mapping[int, int], bands: Sequence[int], in_bands: Sequence[Sequence[bytes]]
+) -> Set[int]:
+    """The bands that still have a backlog: one that comes out whole is not a backlog any more."""
+    emptied = {
+        band
+        for band, names in zip(bands, in_bands, strict=True)
+        if names and len(names) == left[band]
+    }
+    return left.keys() - emptied

@@ -9,12 +9,13 @@ each position has a key of its own, so that neither makes the other one retry.
 from __future__ import annotations
 
 from blackbox.index.dispatch_changes import DispatchChanges
+from blackbox.index.doubt_changes import DoubtChanges
 from blackbox.index.intake_changes import IntakeChanges
 from blackbox.index.opening_changes import OpeningChanges
 from blackbox.index.walk import Walk
 
 
-class ShardIndex(OpeningChanges, IntakeChanges, DispatchChanges):
+class ShardIndex(OpeningChanges, DoubtChanges, IntakeChanges, DispatchChanges):
     """One owner's access to a shard's index. Every method is safe to call from any thread.
 
     Each change is one MULTI or one script, and so atomic, with three exceptions: `outcome_unknown`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.core.plan import Binding, Bounds
+from blackbox.core.plan import Binding, Bounds, stretches
 from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -28,7 +28,6 @@ from blackbox.journal.kafka_access import (
 )
 from blackbox.journal.topics import MISSING, topic_ids
 from blackbox.records.errors import JournalLost, JournalSilent
-from blackbox.records.request import Shard
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
@@ -239,24 +238,14 @@ class PartitionReader:
             raise journal_error(error, what, needs) from error
 
 
-def answering_shards(
-    access: KafkaAccess, starts: Mapping[Shard, int], within_s: float
-) -> set[Shard]:
-    """The shards for which Kafka returns anything from these offsets on.
-
-    That is a record, the end of the partition, an error, or progress over aborted records.
-    """
-    consumer, fetched = access.fetching_consumer(**{"enable.partition.eof": True})
-    waiting = set(starts)
-    deadline = time.monotonic() + within_s
-    with closing(consumer):
-        consumer.assign([TopicPartition(*shard, start) for shard, start in starts.items()])
-        while waiting and time.monotonic() < deadline:
-            message = consumer.poll(0.1)
-            if message is not None and message.topic() is not None:
-                waiting.discard(Shard(message.topic() or "", message.partition() or 0))
-        aborted = {shard for shard in waiting if fetched.next_offset(*shard) > starts[shard]}
-    return starts.keys() - (waiting - aborted)
+def messages_at(
+    reader: PartitionReader, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
+) -> Iterator[list[Message]]:
+    """The messages at those of these offsets that Kafka still has, and some between them."""
+    kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
+    for stretch in stretches(kept, READ_RECORDS):
+        for messages, _ in reader.read(topic, partition, *stretch):
+            yield messages
 
 
 def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]:

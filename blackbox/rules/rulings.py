@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
-from blackbox.core import interpret
-from blackbox.core.plan import Change, View
+from blackbox.core.interpret import refused_entry
+from blackbox.core.plan import Change, Replacement, View
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
-from blackbox.records.request import Record, Request, Shard
+from blackbox.records.recurrence import follows
+from blackbox.records.request import Invalid, Reason, Record, Request, Shard
 from blackbox.rules.rules import QuotaRequest, Rules
 
 OverQuota = Callable[[Shard, int, Sequence[QuotaRequest]], Mapping[int, Refusal]]
@@ -37,8 +38,8 @@ class BatchRulings:
         refusal = self.rules.refusal(asked, start_ms)
         name, rule = self.rules.of(asked.caller)
         if refusal is not None:
-            self._refused[place] = interpret.not_admitted(record, asked, change, refusal, start_ms)
-        elif rule.has_quota and interpret.counts(change, asked, record):
+            self._refused[place] = _not_admitted(record, asked, change, refusal, start_ms)
+        elif rule.has_quota and _counts(change, asked, record):
             self._asked.append(QuotaRequest(place, name, record, asked, start_ms))
 
     def without_refusals(self) -> BatchRulings:
@@ -70,7 +71,7 @@ class BatchRulings:
             if record.offset in over:
                 offset, change = ruled[place]
                 refusal = over[offset]
-                letter = interpret.not_admitted(record, request, change, refusal, start_ms)
+                letter = _not_admitted(record, request, change, refusal, start_ms)
                 ruled[place] = offset, letter
         return ruled
 
@@ -82,3 +83,20 @@ class BatchRulings:
     def name_of(self, caller: str | None) -> str:
         """The name under which a caller is counted."""
         return self.rules.of(caller)[0]
+
+
+def _counts(change: Change, request: Request, record: Record) -> bool:
+    """Whether a request counts against a quota; not one that replaces, or that blackbox wrote itself."""
+    is_next = request.recurs is not None and follows(record.headers)
+    return type(change) is not Replacement and not is_next
+
+
+def _not_admitted(
+    record: Record, request: Request, change: Change, refusal: Refusal, due_ms: int
+) -> Change:
+    """The dead letter of a request that is not admitted."""
+    reason, detail = refusal
+    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
+    letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
+    # a refused request still replaces: its caller has declared the earlier one obsolete
+    return change._replace(content=letter) if type(change) is Replacement else letter

@@ -13,6 +13,7 @@ import redis
 from redis.crc import key_slot
 
 from blackbox.core.plan import IndexMetadata, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
@@ -160,10 +161,10 @@ def test_a_moved_slot_ends_the_session_and_the_next_session_finds_it(empty: Clus
         index.begin(Positions(7, 3))
         empty.move(PREFIX, other_than(empty, home))
         with pytest.raises(IndexLost, match="Redis cannot serve requests now: MOVED"):
-            index.settle({}, 4)
+            index.settle(Settlement({}, 4))
     with opened(empty.url, SHARD) as index:
         assert loaded(index) == IndexMetadata(Positions(7, 3))
-        index.settle({}, 4)
+        index.settle(Settlement({}, 4))
     empty.move(PREFIX, home)
     with opened(empty.url, SHARD) as index:
         assert loaded(index) == IndexMetadata(Positions(7, 4))

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from blackbox.core.plan import Positions
+from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
@@ -83,7 +84,7 @@ def test_due_requests_are_removed_from_a_full_redis(index: ShardIndex, client: r
     end = fill(index, client)
 
     due = index.due(NOW_MS, 10)
-    index.settle({offset: f"c{offset}" for offset, _ in due.entries}, 1)
+    index.settle(Settlement({offset: f"c{offset}" for offset, _ in due.entries}, 1))
 
     assert [offset for offset, _ in due.entries] == list(range(10))
     assert held(client).positions == index.positions == Positions(end, 1)
@@ -102,7 +103,7 @@ def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
             True,
             False,
         ]
-        index.settle({offset: f"c{offset}" for offset in range(10)}, 1)
+        index.settle(Settlement({offset: f"c{offset}" for offset in range(10)}, 1))
         assert not inspector.is_in_flight(SHARD, 0)
 
 
@@ -115,7 +116,7 @@ def test_deliveries_make_the_room_for_the_next_requests(
         store_batches(index, 100)
     end = index.positions.requests
 
-    index.settle({offset: f"c{offset}" for offset in range(end)}, 1)
+    index.settle(Settlement({offset: f"c{offset}" for offset in range(end)}, 1))
     store_batch(index)
 
     assert held(client).offsets() == list(range(end, end + BATCH))
@@ -126,7 +127,7 @@ def test_removals_of_requests_not_read_yet_are_kept_in_a_full_redis(
 ) -> None:
     end = fill(index, client)
 
-    index.settle({0: "c0", end: None, end + 100_000: None}, 1)
+    index.settle(Settlement({0: "c0", end: None, end + 100_000: None}, 1))
 
     assert held(client).skip == {end, end + 100_000}
     assert held(client).positions == Positions(end, 1)
@@ -139,11 +140,11 @@ def test_a_fenced_owner_removes_nothing_from_a_full_redis(
     connections = pool(own_server.url)
     following = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     following.load()
-    following.settle({}, 1)
+    following.settle(Settlement({}, 1))
     before = held(client)
 
     with pytest.raises(PositionsMoved):
-        index.settle({0: "c0"}, 1)
+        index.settle(Settlement({0: "c0"}, 1))
 
     assert held(client) == before
     following.close()
@@ -155,7 +156,7 @@ def test_requests_are_postponed_in_a_full_redis(index: ShardIndex, client: redis
     binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
 
     index.defer({0: (NOW_MS + 60_000, binary)}, NOW_MS)
-    index.settle({end - 1: None}, 1, {1: (NOW_MS + 60_000, binary)}, NOW_MS)
+    index.settle(Settlement({end - 1: None}, 1, {1: (NOW_MS + 60_000, binary)}, NOW_MS))
 
     due = index.due(NOW_MS, end)
     assert due.next_due_ms == NOW_MS + 60_000

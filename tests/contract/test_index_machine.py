@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from blackbox.core.bits import SEGMENT
 from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import Change, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry
 from blackbox.records.errors import PositionsMoved
@@ -186,7 +187,9 @@ class IndexMachine(RuleBasedStateMachine):
         removed = self.some_of(data, entries)
         self.receipts.append(removed)
         if settles:
-            self.index.settle({o: entries[o].caller_id for o in removed}, len(self.receipts))
+            self.index.settle(
+                Settlement({o: entries[o].caller_id for o in removed}, len(self.receipts))
+            )
 
     @precondition(lambda self: self.can_deliver())
     @rule(data=st.data(), asked=batches)
@@ -196,7 +199,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.requests += asked
         self.store(self.index.positions.requests, self.end)
         self.receipts.append(removed)
-        self.index.settle({o: entries[o].caller_id for o in removed}, len(self.receipts))
+        self.index.settle(
+            Settlement({o: entries[o].caller_id for o in removed}, len(self.receipts))
+        )
 
     @precondition(lambda self: self.has_unread_receipts())
     @rule(count=st.integers(1, 5))
@@ -205,7 +210,7 @@ class IndexMachine(RuleBasedStateMachine):
         end = min(start + count, len(self.receipts))
         removed = [offset for receipt in self.receipts[start:end] for offset in receipt]
         known = self.index.caller_ids(removed)
-        self.index.settle({offset: known.get(offset) for offset in removed}, end)
+        self.index.settle(Settlement({offset: known.get(offset) for offset in removed}, end))
 
     @precondition(lambda self: self.content().entries)
     @rule(data=st.data(), wait_ms=st.integers(0, 60), asked=batches)
@@ -254,7 +259,9 @@ class IndexMachine(RuleBasedStateMachine):
         if here.receipts == there.receipts and here.requests >= there.requests:
             return
         for act in (
-            lambda: zombie.settle({self.first + o: None for o in removed}, there.receipts + 1),
+            lambda: zombie.settle(
+                Settlement({self.first + o: None for o in removed}, there.receipts + 1)
+            ),
             lambda: zombie.defer({self.first: (NOW_MS, Entry("t", b"", NOW_MS))}, NOW_MS),
             lambda: zombie.due(NOW_MS, 5),
         ):

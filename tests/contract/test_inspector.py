@@ -13,6 +13,7 @@ from blackbox.admin import pending
 from blackbox.admin.pending import PendingFilter, page
 from blackbox.core.parking import parked_at
 from blackbox.core.plan import Positions
+from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
 from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardStats
@@ -68,7 +69,7 @@ def test_the_positions_move_with_intake_and_with_dispatch(
 ) -> None:
     store(index, 10, 12, {10: entry(NOW_MS), 11: entry(NOW_MS)})
     assert inspector.positions(SHARD) == Positions(12, 0)
-    index.settle({10: None}, 7)
+    index.settle(Settlement({10: None}, 7))
     assert inspector.positions(SHARD) == Positions(12, 7)
 
 
@@ -125,7 +126,7 @@ def test_a_postponed_request_shows_its_next_attempt(
 
 def test_a_delivered_request_is_not_found(inspector: Inspector, index: ShardIndex) -> None:
     store(index, 10, 11, {10: entry(caller_id="order-1")})
-    index.settle({10: "order-1"}, 1)
+    index.settle(Settlement({10: "order-1"}, 1))
     assert inspector.pending_at(SHARD, 10) is None
     assert inspector.offset_of(SHARD, "order-1") is None
     assert inspector.shard_stats(SHARD, NOW_MS) == NOTHING._replace(positions=Positions(11, 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.core.plan import Positions
+from blackbox.core.settlement import Settlement
 from blackbox.embedded.tcp_ports import HOST, free_port
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import RedisSession, pack, pool
@@ -70,7 +71,7 @@ def test_the_positions_show_what_a_failover_lost(own: SentinelServers) -> None:
     index.begin(Positions(7, 3))
     until("it is replicated", lambda: client_of(own.replica).dbsize() > 0)
     own.stop_replicating()
-    index.settle({}, 4)
+    index.settle(Settlement({}, 4))
     own.kill_primary()
     assert positions(own.url) == Positions(7, 3)
 

@@ -25,6 +25,7 @@ from blackbox.core.plan import (
     View,
 )
 from blackbox.core.resolve import resolve
+from blackbox.core.settlement import Settlement
 from blackbox.index import intake_changes
 from blackbox.index.guarded_index import MAX_BATCH_BYTES
 from blackbox.index.shard_index import ShardIndex
@@ -56,7 +57,7 @@ Verb = Callable[[ShardIndex], object]
 VERBS: dict[str, Verb] = {
     "store": lambda index: store(index, 10, 12, {10: entry(), 11: Cancel("order-1")}),
     "due": lambda index: index.due(NOW_MS, 10),
-    "settle": lambda index: index.settle({0: None, 1: "order-1", 99: None}, 8),
+    "settle": lambda index: index.settle(Settlement({0: None, 1: "order-1", 99: None}, 8)),
     "defer": lambda index: index.defer({0: (NOW_MS + 1, entry())}, NOW_MS),
 }
 verbs = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
@@ -76,7 +77,7 @@ def begun(open_index: Opener, positions: Positions, changes: dict[int, Change]) 
     index = open_index()
     index.begin(Positions(0, 0))
     store(index, 0, positions.requests, changes)
-    index.settle({}, positions.receipts)
+    index.settle(Settlement({}, positions.receipts))
     return index
 
 
@@ -151,7 +152,7 @@ def test_a_leftover_entry_beyond_the_position_is_not_delivered_again_and_again(
     delivered = []
     for receipts in (2, 4):
         now = [offset for offset, _ in index.due(NOW_MS, 10).entries]
-        index.settle(dict.fromkeys(now), receipts)
+        index.settle(Settlement(dict.fromkeys(now), receipts))
         delivered += now
 
     assert delivered == [0]
@@ -246,7 +247,7 @@ def test_intake_elsewhere_does_not_stop_dispatch(
 
     assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0, 1]
     index.defer({1: (NOW_MS + 5, entry())}, NOW_MS)
-    index.settle({0: None}, 4)
+    index.settle(Settlement({0: None}, 4))
     assert held(client).positions == Positions(2, 4)
     assert held(client).due == [(NOW_MS + 5, 1)]
 
@@ -261,7 +262,7 @@ def test_intake_elsewhere_continues_while_receipts_are_settled_here(
     def settled_in_between(view: View) -> Plan:
         nonlocal looks
         looks += 1
-        index.settle({looks - 1: None}, looks)
+        index.settle(Settlement({looks - 1: None}, looks))
         return resolve([(2, entry())], view)
 
     elsewhere.store(2, 3, NOTHING, settled_in_between, NOW_MS)
@@ -281,7 +282,7 @@ def test_a_request_removed_just_before_it_is_read_is_never_stored(
         nonlocal looks
         looks += 1
         if looks == 1:
-            index.settle({1: None}, 1)
+            index.settle(Settlement({1: None}, 1))
         return resolve([(0, entry()), (1, entry())], view)
 
     elsewhere.store(0, 2, NOTHING, removed_in_between, NOW_MS)
@@ -295,15 +296,15 @@ def test_a_caller_id_that_a_new_request_uses_is_not_freed(
 ) -> None:
     elsewhere = open_index()
     store(elsewhere, 0, 1, {0: entry(caller_id="order-1")})
-    commands = index._settle_commands
+    commands = index._commands_that_settle
 
     def reused_in_between(*seen: Any) -> Iterator[bytes]:
         if elsewhere.positions.requests == 1:
             store(elsewhere, 1, 2, {1: entry(caller_id="order-1")})
         return commands(*seen)
 
-    monkeypatch.setattr(index, "_settle_commands", reused_in_between)
-    index.settle({0: "order-1"}, 1)
+    monkeypatch.setattr(index, "_commands_that_settle", reused_in_between)
+    index.settle(Settlement({0: "order-1"}, 1))
 
     assert held(client).holders == {"order-1": 1}
     assert held(client).offsets() == [1]
@@ -336,7 +337,7 @@ def test_a_fenced_owner_changes_nothing_after_the_next_owner_has_settled(
     open_index: Opener, client: redis.Redis, verb: Verb
 ) -> None:
     zombie = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
-    open_index().settle({0: None}, 9)
+    open_index().settle(Settlement({0: None}, 9))
     before = held(client)
 
     with pytest.raises(PositionsMoved):
@@ -450,7 +451,7 @@ def test_batches_of_any_size_are_stored_and_removed(index: ShardIndex, client: r
     store(index, MANY, MANY + 1200, {MANY + o: Cancel(f"order-{o}") for o in range(1200)})
     known = index.caller_ids(range(1000, MANY + 500))
     assert known == {o: f"order-{o}" for o in range(1200, MANY)}
-    index.settle({o: known.get(o) for o in range(1200, MANY)}, 5)
+    index.settle(Settlement({o: known.get(o) for o in range(1200, MANY)}, 5))
     assert held(client) == Held(Positions(MANY + 1200, 5), [], {}, {}, set())
 
 
@@ -527,7 +528,7 @@ def test_a_cancel_after_the_delivery_leaves_the_next_request_alone(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     store(index, 0, 1, {0: entry(caller_id="a")})
-    index.settle({0: "a"}, 1)
+    index.settle(Settlement({0: "a"}, 1))
     plan = store(index, 1, 3, {1: Cancel("a"), 2: entry(caller_id="a")})
 
     assert (plan.cancelled, plan.replaced) == (0, 0)
@@ -550,7 +551,7 @@ def test_a_replacement_waits_for_the_delivery_in_flight_and_then_for_recovery(
         store(index, 1, 2, {1: replacing})
     assert held(client).offsets() == [0]
 
-    index.settle({}, 1)  # as recovery, when nothing of it was committed
+    index.settle(Settlement({}, 1))  # as recovery, when nothing of it was committed
     assert store(index, 1, 2, {1: replacing}).replaced == 1
     assert held(client).due == [(NOW_MS + 1000, 1)]
 
@@ -564,7 +565,7 @@ def test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight(
     replacing = Replacement(request_id(SHARD, 0), None, entry(), entry()._replace(reason="x"))
     successor = open_index()
     successor.load()
-    successor.settle({}, 1)
+    successor.settle(Settlement({}, 1))
     successor.mark_in_flight([0], successor.removed)
 
     with pytest.raises(PositionsMoved):
@@ -580,7 +581,7 @@ def test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight(
 def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="b")})
 
-    index.settle({0: "a"}, 1)
+    index.settle(Settlement({0: "a"}, 1))
 
     assert held(client) == Held(
         Positions(2, 1), [(NOW_MS, 1)], stored({1: entry(caller_id="b")}), {"b": 1}, set()
@@ -596,7 +597,7 @@ def test_an_index_notices_the_loss_of_any_single_key(
     store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
     store(index, 2, 3, {2: Carried(0, 0, None, asked)})
     store(index, 3, 5, {3: Carried(1, 1, None, Cold(None)), 4: Cancel(None, request_id(SHARD, 1))})
-    index.settle({2: None, 9: None}, 1, origins=[0])
+    index.settle(Settlement({2: None, 9: None}, 1, origins=[0]))
     assert index.due(NOW_MS, 10).entries == []
 
     client.delete(PREFIX + key)
@@ -611,7 +612,7 @@ def test_an_index_notices_the_loss_of_any_single_key(
 def test_an_index_whose_removals_are_used_up_is_complete(
     index: ShardIndex, open_index: Opener
 ) -> None:
-    index.settle({1: None, SEGMENT - 1: None}, 1)
+    index.settle(Settlement({1: None, SEGMENT - 1: None}, 1))
     store(index, 0, SEGMENT, {})
 
     assert index.due(NOW_MS, 10).entries == []
@@ -625,7 +626,7 @@ def test_a_delivery_frees_the_caller_id_only_of_its_latest_request(
 ) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="a")})
 
-    index.settle({0: "a"}, 1)
+    index.settle(Settlement({0: "a"}, 1))
 
     assert held(client).holders == {"a": 1}
     assert store(index, 2, 3, {2: Cancel("a")}).cancelled == 1
@@ -633,10 +634,10 @@ def test_a_delivery_frees_the_caller_id_only_of_its_latest_request(
 
 def test_the_same_outcomes_again_change_nothing(index: ShardIndex, client: redis.Redis) -> None:
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry(caller_id="b")})
-    index.settle({0: "a"}, 1)
+    index.settle(Settlement({0: "a"}, 1))
     before = held(client)
 
-    index.settle({0: "a"}, 1)
+    index.settle(Settlement({0: "a"}, 1))
 
     assert held(client) == before
 
@@ -648,7 +649,7 @@ def test_the_same_outcomes_again_change_nothing(index: ShardIndex, client: redis
 def test_a_request_whose_removal_was_read_first_is_not_stored(
     index: ShardIndex, client: redis.Redis, offset: int
 ) -> None:
-    index.settle({offset: None}, 1)
+    index.settle(Settlement({offset: None}, 1))
     assert held(client).skip == {offset}
     store(index, 0, max(0, offset - 2), {})
 
@@ -663,7 +664,7 @@ def test_removals_above_the_position_are_stored_and_removals_below_it_are_applie
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
 
-    index.settle({1: None, 2: None, SEGMENT: None}, 4)
+    index.settle(Settlement({1: None, 2: None, SEGMENT: None}, 4))
 
     assert held(client).offsets() == [0]
     assert held(client).skip == {2, SEGMENT}
@@ -673,7 +674,7 @@ def test_a_batch_across_a_segment_border_respects_the_removals_of_both_segments(
     index: ShardIndex, client: redis.Redis
 ) -> None:
     removed = [SEGMENT - 2, SEGMENT, SEGMENT + 2]
-    index.settle(dict.fromkeys(removed), 1)
+    index.settle(Settlement(dict.fromkeys(removed), 1))
 
     around = range(SEGMENT - 3, SEGMENT + 4)
     store(index, 0, around.stop, {o: entry() for o in around})
@@ -684,7 +685,7 @@ def test_a_batch_across_a_segment_border_respects_the_removals_of_both_segments(
 def test_used_segments_are_dropped_and_the_current_one_kept(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    index.settle(dict.fromkeys(segment * SEGMENT + 5 for segment in range(5)), 1)
+    index.settle(Settlement(dict.fromkeys(segment * SEGMENT + 5 for segment in range(5)), 1))
     assert segments(client) == {0, 1, 2, 3, 4}
 
     store(index, 0, SEGMENT - 1, {})
@@ -702,7 +703,7 @@ def test_used_segments_are_dropped_and_the_current_one_kept(
 def test_a_request_read_after_its_removal_still_ends_the_one_it_replaced(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    index.settle({1: None, 3: None}, 1)
+    index.settle(Settlement({1: None, 3: None}, 1))
 
     store(index, 0, 1, {0: entry(caller_id="a")})
     store(index, 1, 2, {1: entry(caller_id="a")})
@@ -730,7 +731,7 @@ def test_ignored_records_are_stored_until_a_receipt_records_them(
 
     assert index.unrecorded(10) == (9, [2, 5, 7])
     assert index.unrecorded(2) == (9, [2, 5])
-    index.settle({}, 1, recorded=[2, 5])
+    index.settle(Settlement({}, 1, recorded=[2, 5]))
     assert index.unrecorded(10) == (9, [7])
 
 
@@ -758,7 +759,7 @@ def test_ignored_records_are_recorded_only_below_the_position(index: ShardIndex)
 def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(
     index: ShardIndex, open_index: Opener
 ) -> None:
-    index.settle({}, 4, mark=Mark(2, 1, [(3, 2)]))
+    index.settle(Settlement({}, 4, mark=Mark(2, 1, [(3, 2)])))
 
     kept = open_index().load()
 
@@ -793,7 +794,9 @@ def test_requests_are_postponed_in_the_multi_that_removes_others(
     store(index, 0, 4, {0: entry(), 1: entry(caller_id="a"), 2: entry(), 3: Cancel("a")})
     later = entry()._replace(attempts=1)
 
-    index.settle({0: None}, 1, {1: (NOW_MS + 4000, later), 2: (NOW_MS + 4000, later)}, NOW_MS)
+    index.settle(
+        Settlement({0: None}, 1, {1: (NOW_MS + 4000, later), 2: (NOW_MS + 4000, later)}, NOW_MS)
+    )
 
     assert held(client) == Held(
         Positions(4, 1), [(NOW_MS + 4000, 2)], {2: entries.encode(later)}, {}, set()
@@ -864,7 +867,7 @@ def test_parked_requests_are_pending_and_not_due_until_they_are_released(
             False,
         )
 
-    index.settle(dict.fromkeys([1, 2, 3, 4, 5]), 1)
+    index.settle(Settlement(dict.fromkeys([1, 2, 3, 4, 5]), 1))
     assert set(index.due(NOW_MS, 10, release=["orders"]).parked.values()) == {"bills"}
     assert set(index.parked().values()) == {"bills"}
 
@@ -949,7 +952,7 @@ def test_a_batch_is_bounded_by_bytes_and_the_rest_comes_next(
         offsets = [offset for offset, _ in due.entries]
         assert due.is_full is (len(offsets) < due.pending)
         receipts += 1
-        index.settle(dict.fromkeys(offsets), receipts)
+        index.settle(Settlement(dict.fromkeys(offsets), receipts))
         delivered += offsets
 
     assert (delivered, receipts) == (list(range(20)), 2)
@@ -967,7 +970,7 @@ def test_a_message_larger_than_a_batch_is_a_batch_of_its_own(index: ShardIndex) 
 
 def test_a_batch_of_small_messages_is_full_after_a_large_message(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry(message=b"x" * (1 << 20))})
-    index.settle({0: None}, 1)
+    index.settle(Settlement({0: None}, 1))
     store(index, 1, 1001, {offset: entry() for offset in range(1, 1001)})
 
     due = index.due(NOW_MS, 1000)
@@ -1029,7 +1032,7 @@ def test_an_abandoned_change_does_not_affect_the_next_one(
 
 def test_caller_ids_of_pending_requests_are_known(index: ShardIndex) -> None:
     store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(caller_id="b"), 2: entry()})
-    index.settle({1: "b"}, 1)
+    index.settle(Settlement({1: "b"}, 1))
 
     assert index.caller_ids([0, 1, 2, 3]) == {0: "a", 2: None}
     assert index.caller_ids([]) == {}
@@ -1080,7 +1083,7 @@ def test_an_index_forgets_what_lies_beyond_the_end_of_a_shortened_log(
     index: ShardIndex, client: Any
 ) -> None:
     store(index, 0, 10, {4: Cold(None), 8: Cold(None), 9: entry()})
-    index.settle({9: None, 12: None}, 7)
+    index.settle(Settlement({9: None, 12: None}, 7))
     index.load()
 
     index.rebind(Positions(6, 5), Binding("cluster", "topic", "receipts", "group"))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,9 +30,11 @@ from hypothesis.stateful import (
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.due_batch import LONGEST_RETRY_MS
 from blackbox.core.follow_ups import FollowUps
-from blackbox.core.intake import Intake, Rebuild, Taken
+from blackbox.core.intake import Intake, Taken
+from blackbox.core.lost_payload import reread
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
 from blackbox.index.shard_index import ShardIndex
@@ -183,7 +186,7 @@ class ShardMachine(RuleBasedStateMachine):
             shard=SHARD,
             targets=self.unavailable,
             journal=self.journal,
-            reread=intake.reread,
+            reread=partial(reread, self.journal.format),
             dead_letter_topic=LETTERS,
             follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
             retries=2,

@@ -11,6 +11,7 @@ import redis
 from blackbox.core.bits import SEGMENT
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Change, Cold, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index import walk as walks
 from blackbox.index.connection import RedisSession
 from blackbox.index.shard_index import ShardIndex
@@ -62,7 +63,7 @@ def test_a_walk_finds_the_lowest_pending_request_whatever_its_due_time(
     index: ShardIndex, walk: Begin
 ) -> None:
     store(index, 0, 20, {o: entry(NOW_MS - o) for o in range(5, 20)})
-    index.settle(dict.fromkeys(range(5, 9)), 1)
+    index.settle(Settlement(dict.fromkeys(range(5, 9)), 1))
 
     assert walked(walk()) == 9
 
@@ -84,7 +85,7 @@ def test_a_walk_ends_at_the_first_request_that_is_pending(index: ShardIndex, wal
 def test_a_walk_starts_at_the_last_mark(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, MANY, {MANY - 1: entry()})
     assert walk().slices() > 2
-    index.settle({}, 1, mark=Mark(MANY - 10, 0))
+    index.settle(Settlement({}, 1, mark=Mark(MANY - 10, 0)))
     walking = walk()
 
     assert (walking.slices(), walked(walking)) == (1, MANY - 1)
@@ -114,7 +115,7 @@ def test_a_walk_starts_at_the_end_of_a_shortened_journal(
 
 def test_without_pending_requests_the_mark_is_the_position(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 3, {1: entry()})
-    index.settle({1: None}, 5)
+    index.settle(Settlement({1: None}, 5))
     walking = walk()
 
     assert (walking.positions, walked(walking)) == (Positions(3, 5), 3)
@@ -143,7 +144,7 @@ def test_no_walk_starts_while_receipts_name_requests_that_are_not_yet_read(
     index: ShardIndex, walk: Begin
 ) -> None:
     store(index, 0, 3, {})
-    index.settle({5: None}, 1)
+    index.settle(Settlement({5: None}, 1))
 
     with pytest.raises(WalkVoid, match="not yet read from Kafka"):
         walk()
@@ -153,7 +154,7 @@ def test_no_walk_starts_while_receipts_name_requests_that_are_not_yet_read(
 
 def test_no_walk_starts_until_an_early_replacement_is_read(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
-    index.settle({0: None}, 0, early=[2])
+    index.settle(Settlement({0: None}, 0, early=[2]))
 
     with pytest.raises(WalkVoid, match="not yet read from Kafka"):
         walk()
@@ -176,7 +177,7 @@ def test_receipts_below_the_start_of_a_walk_name_only_requests_below_it(
                 found += super().run([command], while_busy)
                 at = index.positions.requests
                 store(index, at, at + 1, {at: entry()})
-                index.settle({at: None}, at + 1)
+                index.settle(Settlement({at: None}, at + 1))
             return found
 
     monkeypatch.setattr(walks, "RedisSession", Interrupted)
@@ -197,13 +198,13 @@ def test_a_walk_finds_a_pending_request_while_others_are_stored_and_removed(
     monkeypatch.setattr(walks, "SLICE", 20)
     store(index, 0, MANY, {o: entry(NOW_MS + 7 * o % 1000) for o in range(MANY)})
     stays = 1500
-    index.settle(dict.fromkeys(range(MANY // 4)), 1)
+    index.settle(Settlement(dict.fromkeys(range(MANY // 4)), 1))
     walking = walk()
     gone, end, receipts = MANY // 4, MANY, 1
     while walking.slice():
         ended = [o for o in range(gone, min(gone + 60, MANY)) if o != stays]
         gone, receipts = gone + 60, receipts + 1
-        index.settle(dict.fromkeys(ended), receipts)
+        index.settle(Settlement(dict.fromkeys(ended), receipts))
         index.defer({stays: (NOW_MS + receipts, entry())}, NOW_MS)
         if receipts % 2:
             store(index, end, end + 40, {o: entry() for o in range(end, end + 40)})
@@ -218,7 +219,7 @@ def test_a_walk_remains_valid_while_its_owner_works(
     store(index, 0, 9, {4: entry(), 5: entry()})
     walking = walk()
     store(open_index(), 9, 12, {10: entry()})
-    index.settle({5: None}, 4, mark=Mark(4, 0), recorded=[2])
+    index.settle(Settlement({5: None}, 4, mark=Mark(4, 0), recorded=[2]))
 
     assert walked(walking) == 4
 
@@ -278,7 +279,7 @@ def test_a_walk_is_discarded_after_a_new_opening_a_rollback_or_a_loss(
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip
     store(index, 0, 9, {4: entry(), 5: entry()})
-    index.settle({}, 3)
+    index.settle(Settlement({}, 3))
     walking = walk()
     event(index, open_index, client)
 
@@ -296,7 +297,7 @@ def test_no_walk_starts_after_a_new_opening_or_a_loss(
     event: Callable[[ShardIndex, Opener, redis.Redis], None],
 ) -> None:  # fmt: skip
     store(index, 0, 9, {4: entry(), 5: entry()})
-    index.settle({}, 3)
+    index.settle(Settlement({}, 3))
     event(index, open_index, client)
 
     with pytest.raises(WalkVoid):

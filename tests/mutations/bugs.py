@@ -38,7 +38,7 @@ BUGS = (
                 "core/dispatch.py",
                 "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
                 "            gone = {offset: entry.caller_id for offset, entry in ended.items()}\n"
-                "            self.index.settle(gone, self.index.positions.receipts)\n"
+                "            self.index.settle(Settlement(gone, self.index.positions.receipts))\n"
                 "            position = self.writer.commit(delivery.receipt(dead), latest_ms)\n",
             ),
         ),
@@ -277,8 +277,8 @@ BUGS = (
         (
             Change(
                 "core/settling.py",
-                "index.positions.receipts, early=[offset])",
-                "index.positions.receipts)",
+                "index.positions.receipts, early=[offset]))",
+                "index.positions.receipts))",
             ),
         ),
         (),
@@ -542,7 +542,7 @@ BUGS = (
         (
             Change(
                 "index/dispatch_changes.py",
-                "                commands += zrem_chunks(self._keys.moved, origins)\n",
+                "        yield from zrem_chunks(self._keys.moved, done.origins)\n",
                 "",
             ),
         ),
@@ -676,7 +676,7 @@ BUGS = (
         "A recurring request ends when its outcome becomes unknown.",
         (
             Change(
-                "core/interpret.py",
+                "core/rebuild.py",
                 "if isinstance(content, Request | Entry) and content.recurs is not None:",
                 "if False:",
             ),
@@ -930,9 +930,9 @@ BUGS = (
         "Dispatch does not look for requests that a fenced owner parked, or that are parked after a rollback of Redis.",
         (
             Change(
-                "index/dispatch_changes.py",
-                "            if total != sum(counts):",
-                "            if False:",
+                "index/postponing.py",
+                "        if total != sum(in_bands):",
+                "        if False:",
             ),
         ),
         (),

@@ -21,8 +21,8 @@ import yaml
 from pydantic import SecretStr
 
 from blackbox.api.access import Access
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import Settings, load
+from blackbox.config.settings_error import SettingsError
 from blackbox.formats import FORMATS
 from tests.conftest import missing_tool
 

@@ -25,6 +25,7 @@ from blackbox.config.wiring import formats, kafka
 from blackbox.core.intake import Intake
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index.connection import pool
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
@@ -128,7 +129,7 @@ class Books:
         position = self.write_receipt(receipt) + 1
         removed = list(receipt.removals())
         known = self.index.caller_ids(removed)
-        self.index.settle({offset: known.get(offset) for offset in removed}, position)
+        self.index.settle(Settlement({offset: known.get(offset) for offset in removed}, position))
 
     def write_receipt(self, receipt: Receipt) -> int:
         """Write a receipt to its journal only; returns its offset."""
@@ -277,13 +278,15 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     torn.ask(0)
     torn.run_intake()
     torn.write_receipt(Receipt(now_ms(), delivered={f"{torn.target}/0": [(0, 900), (1, 901)]}))
-    torn.index.settle({}, torn.write_receipt(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
+    torn.index.settle(
+        Settlement({}, torn.write_receipt(Receipt(now_ms(), void=[0, 1], barrier=True)) + 1)
+    )
     torn.deliver(1)
     # If a log lost its end, receipts name the requests that were there before.
     torn.ask(0)
     lost = Receipt(now_ms(), delivered={f"{torn.target}/0": [(2, 902)]}, cut=[2])
     torn.run_intake()
-    torn.index.settle({}, torn.write_receipt(lost) + 1)
+    torn.index.settle(Settlement({}, torn.write_receipt(lost) + 1))
     torn.deliver(2)
     # What the journals no longer contain cannot be checked: an outcome, an entry, a removal.
     for _ in range(4):

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import pytest
 
 from blackbox.client.request_writer import RequestWriter
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import Settings, load
+from blackbox.config.settings_error import SettingsError
 from blackbox.config.wiring import kafka, own_topics
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.engine.metrics import Metrics

@@ -25,8 +25,8 @@ from blackbox.api.dead_letters import MOST_ANSWER_BYTES
 from blackbox.api.requests import MOST_AT_ONCE
 from blackbox.api.serve import HttpServer
 from blackbox.api.turns import READS_AT_ONCE
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import load
+from blackbox.config.settings_error import SettingsError
 from blackbox.core.request_status import RequestStatus
 from blackbox.engine.metrics import Metrics
 from blackbox.index.inspector import Pending

@@ -15,7 +15,7 @@ import pytest
 
 from blackbox.api.app import make_probes
 from blackbox.api.serve import STOP_S, HttpServer
-from blackbox.config.properties import SettingsError
+from blackbox.config.settings_error import SettingsError
 from blackbox.embedded.tcp_ports import free_port
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core.intake import Intake, Rebuild
+from blackbox.core.intake import Intake
 from blackbox.core.plan import Batch, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
+from blackbox.core.settlement import Settlement
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
@@ -164,7 +166,7 @@ def test_a_long_series_leaves_no_counted_requests(
         intake.apply(
             Batch(offset, offset + 1, [Record(offset, due_ms, None, value, [*headers])]), due_ms
         )
-        index.settle({offset: "tick"}, offset + 1, counted={"shop": [offset]})
+        index.settle(Settlement({offset: "tick"}, offset + 1, counted={"shop": [offset]}))
     assert client.zcard(index._keys.of("shop")) == 0
 
 
@@ -202,7 +204,7 @@ def test_a_postponed_request_counts_as_pending(
     intake.apply(Batch(0, 10, records), long_ago_ms)
     index.defer(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
     assert SharedState(connections).pending("shop", [SHARD]) == 10
-    index.settle(dict.fromkeys(range(4)), 1)
+    index.settle(Settlement(dict.fromkeys(range(4)), 1))
     assert SharedState(connections).pending("shop", [SHARD]) == 6
 
 
@@ -219,11 +221,13 @@ def test_ended_requests_behind_many_overdue_ones_are_no_longer_counted(
         for offset in range(2500)
     ]
     intake.apply(Batch(0, 2500, records), NOW_MS)
-    index.settle(dict.fromkeys(range(2000, 2500)), 1)  # as recovery, which knows no callers
+    index.settle(
+        Settlement(dict.fromkeys(range(2000, 2500)), 1)
+    )  # as recovery, which knows no callers
 
     shared = SharedState(connections)
     assert [shared.pending("shop", [SHARD]) for _ in range(4)] == [2500, 2500, 2000, 2000]
-    index.settle(dict.fromkeys(range(100)), 2)
+    index.settle(Settlement(dict.fromkeys(range(100)), 2))
     assert 1900 in [shared.pending("shop", [SHARD]) for _ in range(3)]
 
 

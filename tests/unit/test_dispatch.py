@@ -19,6 +19,7 @@ from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
 from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
@@ -142,9 +143,9 @@ def test_messages_are_flushed_before_the_receipt_and_removed_after_the_commit(
     pend(to("orders"), invalid(), to("bills"))
     settle = index.settle
 
-    def settle_noted(*given: Any) -> None:
+    def settle_noted(done: Settlement) -> None:
         writer.calls.append("settle")
-        settle(*given)
+        settle(done)
 
     monkeypatch.setattr(index, "settle", settle_noted)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import redis
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
+from blackbox.core.lost_payload import reread
 from blackbox.core.plan import Positions
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
@@ -47,8 +49,8 @@ class Owners:
         index = self.index = ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
         intake = self._intake = Intake(self.journal.format, index, None)
         triage = Triage(
-            shard=SHARD, targets=self.targets, journal=self.journal, reread=intake.reread,
-            dead_letter_topic="dead-letters",
+            shard=SHARD, targets=self.targets, journal=self.journal,
+            reread=partial(reread, self.journal.format), dead_letter_topic="dead-letters",
             follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
         )  # fmt: skip
         self.dispatch = Dispatch(index, self.writer, triage)

@@ -159,26 +159,6 @@ def test_a_record_that_the_client_cannot_read_completely_is_invalid(
     assert (stored.reason, stored.detail) == ("bad-headers", "a header name is no UTF-8")
 
 
-def test_a_lost_entry_is_made_again_from_its_record(index: ShardIndex) -> None:
-    taking = intake(index, at_3=request(caller_id="a"), at_4=Invalid(Reason.EMPTY, "no value"))
-
-    again = taking.reread(record(3))
-    refused = taking.reread(record(4, b"", timestamp_ms=70))
-
-    assert again == Entry("orders", b"hi", NOW_MS, b"k", [("h", b"v")], "shop", "a")
-    assert (refused.reason, refused.message, refused.due_ms) == ("empty", b"", 70)
-
-
-def test_a_lost_replacement_by_id_becomes_a_dead_letter(
-    index: ShardIndex,
-) -> None:
-    headers: Headers = [("blackbox-replaces", request_id(index.shard, 0).encode())]
-
-    again = intake(index, at_3=request(caller_id="a")).reread(record(3)._replace(headers=headers))
-
-    assert (again.reason, again.message, again.caller_id) == ("payload-lost", record(3).value, "a")
-
-
 def test_a_cancel_header_cancels_a_request_of_any_format(
     index: ShardIndex,
 ) -> None:
@@ -198,11 +178,6 @@ def test_a_cancel_header_without_a_valid_id_becomes_a_dead_letter(
 
     assert intake(index).apply(Batch(0, 1, [cancel]), NOW_MS).invalid == 1
     assert entries.decode(held(client).payloads[0]).reason == Reason.BAD_CANCEL
-
-
-def test_rereading_a_cancel_is_an_error(index: ShardIndex) -> None:
-    with pytest.raises(ValueError, match="the record at offset 3 is not a request"):
-        intake(index, at_3=Cancel("a")).reread(record(3))
 
 
 def test_a_request_carried_and_cancelled_in_one_batch_is_accepted_once(

@@ -14,6 +14,7 @@ import pytest
 from blackbox.core.bits import SEGMENT
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Bounds, Positions
+from blackbox.core.settlement import Settlement
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
@@ -978,7 +979,7 @@ def test_a_frozen_owners_receipt_of_an_old_topic_ends_no_new_request(
     make().open()
     journal.append(delivered(1))
     empty_index.load()
-    empty_index.settle({0: None, 1: None}, 3)
+    empty_index.settle(Settlement({0: None, 1: None}, 3))
     journal.topic_id = "new"
     run = Run(journal, ours=OURS._replace(topic_id="new"))
     frozen = iter([delivered(0)])

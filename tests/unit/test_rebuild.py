@@ -11,10 +11,12 @@ import pytest
 
 from blackbox.core.bits import SEGMENT
 from blackbox.core.index_preparation import CLOCKS_APART_MS
-from blackbox.core.intake import Intake, Rebuild, Taken
+from blackbox.core.intake import Intake, Taken
 from blackbox.core.plan import Batch, Binding, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import Shortened
 from blackbox.core.recovery import Recovery
+from blackbox.core.settlement import Settlement
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
@@ -177,7 +179,7 @@ def test_an_index_older_than_the_journals_is_rebuilt_from_the_mark(
     empty_index.begin(Positions(0, 0), binding=OURS)
     store(empty_index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
     client.zadd(PREFIX + "ignored", {"0" * 16: 0})
-    empty_index.settle({6: None}, 1)
+    empty_index.settle(Settlement({6: None}, 1))
     journal.receipt_records += [None, None]
     journal.append(mark(5, 2, read=8))
     journal.first_request, journal.first_receipt = 5, 2
@@ -195,7 +197,7 @@ def test_a_kept_index_returns_its_stored_mark(
 ) -> None:
     journal.receipt_records += [None] * 4
     empty_index.begin(Positions(0, 0), binding=OURS)
-    empty_index.settle({}, 3, mark=Mark(0, 2, [(0, 3)]))
+    empty_index.settle(Settlement({}, 3, mark=Mark(0, 2, [(0, 3)])))
 
     found = recovery.open().mark
 

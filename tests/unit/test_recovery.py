@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from blackbox.core.barrier import ATTEMPTS, FIRST_STRETCH
-from blackbox.core.intake import Intake, Rebuild, Taken
+from blackbox.core.intake import Intake, Taken
 from blackbox.core.plan import Batch, Positions
+from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
+from blackbox.core.settlement import Settlement
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.entry import Entry
 from blackbox.records.errors import (
@@ -435,9 +437,9 @@ def test_outcomes_are_applied_in_chunks_and_then_the_position_advances(
     settled: list[tuple[list[int], int]] = []
     settle = empty_index.settle
 
-    def settle_noted(removals: Any, receipts: int) -> None:
-        settled.append((sorted(removals), receipts))
-        settle(removals, receipts)
+    def settle_noted(done: Settlement) -> None:
+        settled.append((sorted(done.removals), done.receipts))
+        settle(done)
 
     monkeypatch.setattr(empty_index, "settle", settle_noted)
 

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
-from blackbox.config.properties import SettingsError
 from blackbox.config.settings import Settings, load
+from blackbox.config.settings_error import SettingsError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 

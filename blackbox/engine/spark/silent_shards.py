@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
+from blackbox.journal.answering_shards import answering_shards
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.partition_reader import answering_shards
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.spark.intake")
