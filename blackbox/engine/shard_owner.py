@@ -294,8 +294,4 @@ class ShardOwner:
         if was_open:
             self.closed(self)
         if session is not None:
-            for part in session.closing:
-                try:
-                    part.close()
-                except Exception:
-                    logger.exception("%s: closing failed; continuing", self.shard)
+            session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from blackbox.records.clock import ShardClock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
+
+logger = logging.getLogger("blackbox.engine.shard_owner")
 
 WRITTEN_WITHIN_S = 60.0
 
@@ -37,6 +40,14 @@ class ShardSession:
     clock: ShardClock
     journal: Closable
     closing: tuple[Closable, ...]
+
+    def close(self) -> None:
+        """Close every part, also if closing another one fails."""
+        for part in self.closing:
+            try:
+                part.close()
+            except Exception:
+                logger.exception("%s: closing failed; continuing", self.low_water.shard)
 
 
 @dataclass(eq=False, repr=False)
