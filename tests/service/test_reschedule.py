@@ -96,6 +96,7 @@ def test_an_invalid_time_is_refused_and_changes_nothing(
     world: World, service: httpx.Client
 ) -> None:
     id = ask(service, asked(world, 3600))
+    until("it is pending", lambda: state(service, id) == "pending")
     for due in ({}, {"countdown": 1, "at": 2}, {"countdown": "soon"}, {"at": "soon"}):
         assert service.patch(f"/requests/{id}", json=due).status_code == 422, due
     answer = service.patch(f"/requests/{id}", json={"countdown": 10**9})
