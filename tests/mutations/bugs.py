@@ -17,7 +17,8 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are run if the tests without servers find nothing; () if these must find the bug.
+    """`tests` are run if the tests without servers find nothing; () if these must find the bug. Functions among
+    them, `file::test`, are run first until the page names the tests that found the bug.
 
     `faults` of the chaos suite are played one after the other, and may also show the bug.
     """
