@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -10,6 +12,7 @@ from blackbox.records.errors import JournalLost, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import Reason, Shard
+from tests.servers.mock_cluster import PRODUCE, mock_cluster
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 
@@ -58,6 +61,29 @@ def test_an_unknown_broker_error_is_attributed_to_the_record(
     fail(writer, 8, code)
 
     assert writer.flush()[8][0] == Reason.BROKER_ERROR
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN, KafkaError.INVALID_REQUEST, 4711])
+def test_the_record_that_a_broker_refuses_for_an_unknown_reason_is_isolated(
+    exactly_once: bool, code: int
+) -> None:
+    with mock_cluster() as cluster:
+        access = KafkaAccess(cluster.bootstrap_servers, "unit", {"log_level": "0"})
+        with closing(ShardWriter(Shard("TB", 0), access, exactly_once=exactly_once)) as writer:
+            writer.open()
+            writer.begin()
+            writer.send(Outgoing(7, "TB", None, b"fine", []), {})
+            assert writer.flush() == {}
+            cluster.answer(PRODUCE, code)
+            writer.send(Outgoing(8, "TB", None, b"odd", []), {})
+            try:
+                refused = writer.flush()
+            except Refused as aborted:
+                assert exactly_once
+                refused = dict(aborted.suspects)
+
+    assert {offset: reason for offset, (reason, _) in refused.items()} == {8: Reason.BROKER_ERROR}
 
 
 @pytest.fixture
