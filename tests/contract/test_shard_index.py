@@ -575,6 +575,63 @@ def test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight(
         store(successor, 2, 3, {2: replacing})
 
 
+def replacement_of_0() -> Replacement:
+    """The request at 0 again, a second later; a dead letter if it is too late."""
+    too_late = entry()._replace(reason="too-late")
+    return Replacement(request_id(SHARD, 0), None, entry(NOW_MS + 1000), too_late)
+
+
+def test_a_replacement_waits_until_redis_has_all_receipts_that_are_in_kafka(
+    index: ShardIndex,
+    open_index: Opener,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The intake of another process connects after Redis went back to before a delivery."""
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.0)
+    receipts_in_kafka, looked = 2, list[int]()
+
+    def is_behind(receipts: int) -> bool:
+        looked.append(receipts)
+        return receipts < receipts_in_kafka
+
+    elsewhere = open_index()
+    elsewhere.is_behind = is_behind
+    store(elsewhere, 0, 2, {0: entry(), 1: entry()})
+    assert looked == []  # only a replacement depends on receipts
+
+    with pytest.raises(RecoveryRequired, match="requests are read again from 2"):
+        store(elsewhere, 2, 3, {2: replacement_of_0()})
+    assert held(client).due == [(NOW_MS, 0), (NOW_MS, 1)]
+
+    index.settle({0: None}, receipts_in_kafka)  # as recovery, with what Redis lost
+    assert store(elsewhere, 2, 3, {2: replacement_of_0()}).replaced == 0
+    assert held(client).due == [(NOW_MS, 1), (NOW_MS, 2)]
+    assert entries.decode(held(client).payloads[2]).reason == "too-late"
+
+    looked.clear()
+    store(elsewhere, 3, 4, {3: replacement_of_0()})
+    assert looked == []  # this connection has seen them all
+
+
+def test_no_replacement_is_decided_after_redis_lost_receipts(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry()})
+    elsewhere = open_index()
+    index.settle({}, 5)
+    store(elsewhere, 1, 2, {1: entry()})
+    set_positions(client, Positions(2, 3))
+
+    for at in (2, 3):
+        with pytest.raises(
+            PositionsMoved, match=r"receipts were settled up to 5, but the index is at .*receipts=3"
+        ):
+            store(elsewhere, at, at + 1, {at: replacement_of_0()})
+        store(elsewhere, at, at + 1, {at: entry()})
+    assert held(client).offsets() == [0, 1, 2, 3]
+
+
 # settle
 
 

@@ -44,6 +44,28 @@ def append_only_file(folder: Path) -> Path:
     return files[0]
 
 
+def test_other_users_cannot_read_the_password_in_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    write = Path.write_text
+
+    def write_text(path: Path, text: str) -> int:
+        modes.append(path.stat().st_mode & 0o777)
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    server = EmbeddedRedis(tmp_path, settings={"requirepass": "secret"})
+    before = os.umask(0)
+    try:
+        configuration = server._write_configuration(6379)
+    finally:
+        os.umask(before)
+
+    assert "requirepass secret\n" in configuration.read_text()
+    assert [*modes, configuration.stat().st_mode & 0o777] == [0o600, 0o600]
+
+
 def test_a_started_redis_keeps_everything_and_evicts_nothing(redis: EmbeddedRedis) -> None:
     redis.start()
     with client_of(redis) as client:

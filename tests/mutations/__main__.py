@@ -3,8 +3,9 @@
 `python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md, where the rows of other bugs stay;
 `--without-chaos` plays no faults.
 
-The tests that the page names for a bug are run first. If none of them fails, or one no longer exists, all tests
-without servers are run, and then the tests of the bug.
+The tests that the page names for a bug are run first; for a bug that is not on the page, the functions among the
+bug's own tests. If none of them fails, or one no longer exists, all tests without servers are run, and then the tests
+of the bug.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ def sound(bugs: Iterable[Bug]) -> Bug:
     """No bug, for all tests that should find one of these."""
     tests = {test for bug in bugs for test in bug.tests}
     return Bug("no bug", "the product as it is", (), (), tuple(sorted(tests)))
+
+
+def expected(bug: Bug) -> Found:
+    """What is known of a bug before its first search: the functions among its tests."""
+    return Found(bug, tuple(test for test in bug.tests if "::" in test))
 
 
 def read(page: str) -> dict[str, Found]:
@@ -179,7 +185,7 @@ def run(
         for number, bug in enumerate(chosen):
             what = f"{number} of {len(chosen) - 1}: {bug.name}"
             shown = bar.add_task(what, total=None)
-            known = before.get(bug.name, Found(bug))
+            known = before.get(bug.name) or expected(bug)
             one = look_for(bug, known, is_played=not without_chaos)
             bar.remove_task(shown)
             if not console.is_terminal:

@@ -17,7 +17,8 @@ class Change(NamedTuple):
 
 
 class Bug(NamedTuple):
-    """`tests` are run if the tests without servers find nothing; () if these must find the bug.
+    """`tests` are run if the tests without servers find nothing; () if these must find the bug. Functions among
+    them, `file::test`, are run first until the page names the tests that found the bug.
 
     `faults` of the chaos suite are played one after the other, and may also show the bug.
     """
@@ -1377,5 +1378,236 @@ BUGS = (
         ),
         (),
         ("tests/contract/test_inspector.py",),
+    ),
+    Bug(
+        "stuck-is-dead",
+        "A process is not live while a shard makes no progress. Kubernetes kills it during a long rebuild, or while Kafka is away.",
+        (
+            Change(
+                "engine/process.py",
+                "        return not self._scheduler.running or self._intake.is_alive()\n",
+                "        return not self.stuck()\n",
+            ),
+            Change(
+                "engine/spark/driver.py",
+                '`_check_every_second`."""\n        return True\n',
+                '`_check_every_second`."""\n        return not self.stuck()\n',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py::test_a_process_is_live_while_a_shard_opens_for_minutes",
+            "tests/unit/test_engines.py::test_a_driver_is_live_while_its_tasks_make_no_progress",
+        ),
+    ),
+    Bug(
+        "unknown-answers-fail-the-batch",
+        "If a broker refuses a record for a reason that blackbox does not know, the shard sends the whole batch again and again.",
+        (
+            Change(
+                "journal/refusals.py",
+                "        return REASONS_BY_ERROR.get(code, Reason.BROKER_ERROR)\n",
+                "        return REASONS_BY_ERROR.get(code)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_shard_writer.py::test_an_unknown_broker_error_is_attributed_to_the_record",
+        ),
+    ),
+    Bug(
+        "paused-for-a-week",
+        "After a pause, intake does not continue while requests for a later time use between 75 and 85 % of Redis' memory.",
+        (
+            Change(
+                "engine/redis_monitor.py",
+                "        elif used <= RESUME_AT or self._checks_between >= PATIENT_CHECKS:\n",
+                "        elif used <= RESUME_AT:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_redis_monitor.py::test_requests_for_next_week_do_not_pause_intake_for_good",
+        ),
+    ),
+    Bug(
+        "compacted-is-missing",
+        "A message that compaction removed from its target counts as missing. It is delivered again, after a newer one with its key.",
+        (
+            Change(
+                "journal/shard_journal.py",
+                "        absent -= self._compacted_away(topic, int(partition), absent, bounds)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_shard_journal.py::test_a_message_that_compaction_removed_counts_as_delivered",
+        ),
+    ),
+    Bug(
+        "foreign-receipts-close-the-shard",
+        "A record in the receipts topic that is not a receipt keeps its shard closed.",
+        (
+            Change(
+                "journal/receipt_parsing.py",
+                "        except NotAReceipt:\n            foreign.append(message)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_receipt_parsing.py::test_a_foreign_record_in_the_receipts_topic_is_skipped_with_an_error",
+        ),
+    ),
+    Bug(
+        "delivered-receipts",
+        "A message that a request delivers to a receipts topic counts as a receipt. It ends requests that were not delivered.",
+        (
+            Change(
+                "journal/receipt_parsing.py",
+                "    if unreadable or any(header[0].startswith(OUR_HEADERS) for header in headers):\n",
+                "    if unreadable:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_receipt_parsing.py::test_a_foreign_record_in_the_receipts_topic_is_skipped_with_an_error",
+        ),
+    ),
+    Bug(
+        "receipts-of-others-as-target",
+        "A request may be delivered to the receipts topic of another deployment.",
+        (
+            Change(
+                "journal/topics.py",
+                "    is_receipts = name.endswith(RECEIPTS_SUFFIX)\n",
+                "    is_receipts = name in map(receipts_topic, request_topics)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_settings.py::test_topics_of_blackbox_are_not_targets",),
+    ),
+    Bug(
+        "earlier-failure-reported",
+        "Over HTTP, a request is reported as failed because an earlier cancel failed. It was written, and a retry delivers it twice.",
+        (
+            Change(
+                "admin/request_topics_writer.py",
+                "            writer.wait_for(written)\n",
+                "            writer.flush()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_changes.py::test_a_request_is_written_after_a_cancel_that_kafka_refused",
+        ),
+    ),
+    Bug(
+        "receipts-in-kafka-not-compared",
+        "Spark: after a rollback of Redis, a new worker replaces a request that was already delivered. Both are delivered.",
+        (
+            Change(
+                "engine/spark/intake_task.py",
+                "                is_behind=partial(self._has_receipt_since, shard),\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_intake_task.py::test_a_request_that_was_delivered_before_redis_went_back_is_not_replaced",
+        ),
+    ),
+    Bug(
+        "settled-receipts-forgotten",
+        "Spark: a worker that saw receipts settled replaces requests by an older state of Redis, in which they are still pending.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "        if view.positions.receipts < self._settled:\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_no_replacement_is_decided_after_redis_lost_receipts",
+        ),
+    ),
+    Bug(
+        "one-list-in-flight",
+        "All owners of a shard write the same list of requests in flight. A fenced owner empties the list of its successor.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                '        forget = pack("HDEL", key, self._token)\n'
+                '        command = pack("HSET", key, self._token, b"".join(names)) if names else forget\n',
+                '        forget = pack("HDEL", key, "owner")\n'
+                '        command = pack("HSET", key, "owner", b"".join(names)) if names else forget\n',
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight",
+        ),
+    ),
+    Bug(
+        "lost-targets-awaited",
+        "If a target is deleted while dispatch sends to it, all targets of the shard wait about 15 s.",
+        (
+            Change(
+                "journal/shard_writer.py",
+                "            if self._exactly_once and now - asked_s >= LOOK_S:\n",
+                "            if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_shard_writer.py::test_a_transaction_ends_within_a_second_of_the_loss_of_a_target",
+        ),
+    ),
+    Bug(
+        "receipts-grow-late",
+        "A new partition waits up to 10 s for its partition of the receipts topic.",
+        (
+            Change(
+                "journal/own_topics.py",
+                "        if now < self._ask_again_at_s and (self._has_failed or not is_lacking):\n",
+                "        if now < self._ask_again_at_s:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_own_topics.py::test_a_new_partition_gets_its_receipts_partition_at_once",
+        ),
+    ),
+    Bug(
+        "token-not-checked",
+        "The HTTP API needs no token, although one is configured.",
+        (
+            Change(
+                "api/access_middleware.py",
+                "                self._access.check(request)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/service/test_access_middleware.py::test_every_route_except_the_open_ones_requires_a_token",
+        ),
+    ),
+    Bug(
+        "brokers-time-unknown",
+        "Intake takes a timestamp of the broker for one of the caller. If the clocks of Redis and the host are slow, countdowns end early.",
+        (
+            Change(
+                "journal/message_conversion.py",
+                "by == TIMESTAMP_LOG_APPEND_TIME)",
+                "False)",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_message_conversion.py::test_a_record_says_whether_the_broker_set_its_timestamp",
+        ),
     ),
 )

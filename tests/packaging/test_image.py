@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -330,24 +331,34 @@ def test_compose_starts_blackbox_after_its_servers_with_a_read_only_file_system(
     assert blackbox["cap_drop"] == ["ALL"]
 
 
+def start_by_compose(folder: Path, shows: str, **more: str) -> str:
+    """Run the start script of compose's blackbox; returns the arguments and this variable."""
+    shell, option, script = COMPOSE["blackbox"]["entrypoint"]
+    entrypoint = folder / "docker-entrypoint.sh"
+    entrypoint.write_text(f'#!/bin/sh\necho "$1 ${shows}"\n')
+    entrypoint.chmod(0o755)
+    environment = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **more}
+    command = [shell, option, script.replace("$$", "$").replace("/tmp/", f"{folder}/")]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return said.stdout
+
+
 @pytest.mark.parametrize("given", [None, "", "of-the-shell-0123"])
 def test_compose_gives_blackbox_a_token_that_only_its_user_can_read(
     tmp_path: Path, given: str | None
 ) -> None:
-    shell, option, script = COMPOSE["blackbox"]["entrypoint"]
-    (tmp_path / "docker-entrypoint.sh").write_text('#!/bin/sh\necho "$1 $BLACKBOX_API_TOKEN"\n')
-    (tmp_path / "docker-entrypoint.sh").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    if given is not None:
-        environment["BLACKBOX_API_TOKEN"] = given
-    script = script.replace("$$", "$").replace("/tmp/", f"{tmp_path}/")
-    command = [shell, option, script]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    name = "BLACKBOX_API_TOKEN"
+    said = start_by_compose(tmp_path, name, **({} if given is None else {name: given}))
     kept = tmp_path / "api-token"
     token = kept.read_text().strip()
-    assert said.stdout.split() == ["run", token]
+    assert said.split() == ["run", token]
     assert kept.stat().st_mode & 0o077 == 0
     assert token == given if given else re.fullmatch("[0-9a-f]{48}", token)
+
+
+def test_compose_starts_blackbox_under_the_name_of_its_container(tmp_path: Path) -> None:
+    said = start_by_compose(tmp_path, "BLACKBOX_INSTANCE_ID")
+    assert said == f"run {socket.gethostname()}\n"
 
 
 def scripts() -> dict[str, str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import confluent_kafka
 
-OFFSET_FETCH = 9
-"""The number of the request in Kafka's protocol."""
+PRODUCE, OFFSET_FETCH = 0, 9
+"""The numbers of the requests in Kafka's protocol."""
 
 _PRODUCER = 0
 

@@ -1,7 +1,8 @@
-"""The answer of a cancel that met a replacement; writers do not wait while dead letters are closed."""
+"""The answer of a cancel that met a replacement; a write does not depend on other operations."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,18 +10,25 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import httpx
 import pytest
+from confluent_kafka import KafkaError
+from fastapi import FastAPI
 
 from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
+from blackbox.api.app import make_app
 from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
 from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
 from blackbox.core.request_status import RequestStatus, State
+from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard, locate, request_id
+from tests.servers.mock_cluster import PRODUCE, MockCluster, mock_cluster
+from tests.service.test_http import Patient
 
 
 @pytest.fixture
@@ -51,6 +59,33 @@ def test_a_request_is_written_while_dead_letters_are_discarded(
         putting_away.result(10)
     assert isinstance(id, str)
     assert locate(id, ["TB"])[0].topic == "TB"
+
+
+def test_a_request_is_written_after_a_cancel_that_kafka_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard, asked = Shard("TB", 0), {"topic": "orders", "message": "hi", "countdown": 3600}
+
+    async def talk(cluster: MockCluster, app: FastAPI) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            first = await client.post("/requests", json=asked)
+            cluster.answer(PRODUCE, KafkaError.UNKNOWN)
+            cancelled = await client.delete(f"/requests/{request_id(shard, 0)}")
+            return [first, cancelled, await client.post("/requests", json=asked)]
+
+    with mock_cluster() as cluster:
+        settings = load(kafka_bootstrap_servers=cluster.bootstrap_servers)
+        admin = Admin(settings)
+        monkeypatch.setattr(admin, "_lookup", lambda: FakeLookup({0: "pending"}))
+        app = make_app(Patient(), Metrics(), admin, settings)
+        first, cancelled, second = asyncio.run(talk(cluster, app))
+        admin.close()
+
+    assert cancelled.status_code == 503
+    assert "Kafka rejected the request to TB" in cancelled.text
+    ids = [answer.json().get("ids") for answer in (first, second)]
+    assert ids == [[request_id(shard, 0)], [request_id(shard, 1)]]
 
 
 SHARD = Shard("TB", 3)

@@ -14,6 +14,7 @@ from tests.mutations.__main__ import (
     WITHOUT_SERVICES,
     Found,
     apply,
+    expected,
     failing,
     look_for,
     read,
@@ -52,6 +53,12 @@ def test_tests_that_found_a_bug_before_are_run_first(
 
     assert asked == STAGES[:stage]
     assert one.tests == ("a test",)
+
+
+def test_of_a_new_bug_the_functions_among_its_tests_are_run_first() -> None:
+    bug = BUG._replace(tests=("tests/unit/test_plan.py::test_one", *BUG.tests))
+    assert expected(bug).tests == BEFORE
+    assert expected(BUG).tests == ()
 
 
 @pytest.mark.parametrize(

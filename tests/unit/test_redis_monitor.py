@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -112,6 +113,25 @@ def test_intake_resumes_after_a_while_below_85_percent_of_memory(
         for _ in range(looks):
             monitor.check()
         assert told == expected, share
+
+
+def test_requests_for_next_week_do_not_pause_intake_for_good(
+    metrics: Metrics, clock: Clock, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = make_monitor("redis://127.0.0.1:1/0", metrics, clock, told)
+    fake = SimpleNamespace(used=0.90, now_ms=clock.latest_ms)
+    fake.memory_used = lambda: fake.used
+    monkeypatch.setattr(monitor, "_redis", fake)
+    monitor.check()
+    assert (told, is_paused(metrics)) == (["pause"], 1)
+
+    fake.used = 0.80
+    for _ in range(PATIENT_CHECKS):
+        monitor.check()
+    assert (told, is_paused(metrics)) == (["pause"], 1)
+    for _ in range(100):
+        monitor.check()
+    assert (told, is_paused(metrics)) == (["pause", "resume"], 0)
 
 
 def test_a_pause_and_its_end_are_logged_once(

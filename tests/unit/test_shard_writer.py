@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -7,9 +9,10 @@ from blackbox.journal import shard_writer as writer_module
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.records.errors import JournalLost, Refused, TooEarly
-from blackbox.records.outgoing import Outgoing
+from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt
 from blackbox.records.request import Reason, Shard
+from tests.servers.mock_cluster import PRODUCE, mock_cluster
 
 NOWHERE = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
 
@@ -60,6 +63,29 @@ def test_an_unknown_broker_error_is_attributed_to_the_record(
     assert writer.flush()[8][0] == Reason.BROKER_ERROR
 
 
+@pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN, KafkaError.INVALID_REQUEST, 4711])
+def test_the_record_that_a_broker_refuses_for_an_unknown_reason_is_isolated(
+    exactly_once: bool, code: int
+) -> None:
+    with mock_cluster() as cluster:
+        access = KafkaAccess(cluster.bootstrap_servers, "unit", {"log_level": "0"})
+        with closing(ShardWriter(Shard("TB", 0), access, exactly_once=exactly_once)) as writer:
+            writer.open()
+            writer.begin()
+            writer.send(Outgoing(7, "TB", None, b"fine", []), {})
+            assert writer.flush() == {}
+            cluster.answer(PRODUCE, code)
+            writer.send(Outgoing(8, "TB", None, b"odd", []), {})
+            try:
+                refused = writer.flush()
+            except Refused as aborted:
+                assert exactly_once
+                refused = dict(aborted.suspects)
+
+    assert {offset: reason for offset, (reason, _) in refused.items()} == {8: Reason.BROKER_ERROR}
+
+
 @pytest.fixture
 def transactional(monkeypatch: pytest.MonkeyPatch) -> ShardWriter:
     """A writer with a refused record, so that the client sends nothing more of the transaction."""
@@ -93,6 +119,71 @@ def test_a_record_that_stays_unsent_without_a_reason_requires_recovery(
 
     with pytest.raises(JournalLost, match="the transaction has failed"):
         transactional.flush()
+
+
+class SilentBrokers:
+    """Brokers that acknowledge nothing, for a transaction whose flushes take as long as they may."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.is_aborted = False
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def flush(self, within_s: float) -> int:
+        self.now_s += within_s
+        return 3
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> SilentBrokers:
+    silent = SilentBrokers()
+    monkeypatch.setattr(writer_module, "time", silent)
+    return silent
+
+
+def waiting_writer(
+    silent: SilentBrokers, monkeypatch: pytest.MonkeyPatch, *, exactly_once: bool
+) -> ShardWriter:
+    writer = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=exactly_once)
+    monkeypatch.setattr(writer._transactions, "flush", silent.flush)
+    monkeypatch.setattr(writer._transactions, "abort", silent.abort)
+    return writer
+
+
+def test_a_transaction_ends_within_a_second_of_the_loss_of_a_target(
+    silent: SilentBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = waiting_writer(silent, monkeypatch, exactly_once=True)
+    lost_s = silent.now_s + 3
+    gone: dict[int, Refusal] = {7: (Reason.UNKNOWN_TOPIC, "the topic does not exist")}
+
+    with pytest.raises(Refused) as refused:
+        writer.flush(lambda: gone if silent.now_s > lost_s else {})
+
+    assert refused.value.suspects == gone
+    assert silent.is_aborted
+    assert silent.now_s - lost_s < writer_module.LOOK_S + 2 * writer_module.SPOILED_LOOK_S
+
+
+def test_a_flush_looks_once_a_second_for_lost_targets(
+    silent: SilentBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = waiting_writer(silent, monkeypatch, exactly_once=True)
+    looks: list[float] = []
+
+    def hopeless() -> dict[int, Refusal]:
+        looks.append(silent.now_s)
+        return {}
+
+    with pytest.raises(JournalLost, match=r"3 records were not acknowledged within 20\.0 s"):
+        writer.flush(hopeless)
+
+    assert 17 <= len(looks) <= 20
 
 
 def test_a_record_acknowledged_without_an_offset_requires_recovery(
