@@ -604,7 +604,7 @@ def test_a_replacement_waits_until_redis_has_all_receipts_that_are_in_kafka(
         store(elsewhere, 2, 3, {2: replacement_of_0()})
     assert held(client).due == [(NOW_MS, 0), (NOW_MS, 1)]
 
-    index.settle({0: None}, receipts_in_kafka)  # as recovery, with what Redis lost
+    index.settle(Settlement({0: None}, receipts_in_kafka))  # as recovery, with what Redis lost
     assert store(elsewhere, 2, 3, {2: replacement_of_0()}).replaced == 0
     assert held(client).due == [(NOW_MS, 1), (NOW_MS, 2)]
     assert entries.decode(held(client).payloads[2]).reason == "too-late"
@@ -619,7 +619,7 @@ def test_no_replacement_is_decided_after_redis_lost_receipts(
 ) -> None:
     store(index, 0, 1, {0: entry()})
     elsewhere = open_index()
-    index.settle({}, 5)
+    index.settle(Settlement({}, 5))
     store(elsewhere, 1, 2, {1: entry()})
     set_positions(client, Positions(2, 3))
 

@@ -1435,7 +1435,7 @@ BUGS = (
         "A message that compaction removed from its target counts as missing. It is delivered again, after a newer one with its key.",
         (
             Change(
-                "journal/shard_journal.py",
+                "journal/claim_check.py",
                 "        absent -= self._compacted_away(topic, int(partition), absent, bounds)\n",
                 "",
             ),

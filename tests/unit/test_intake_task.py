@@ -13,6 +13,7 @@ from confluent_kafka import Message
 
 from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
+from blackbox.core.settlement import Settlement
 from blackbox.engine.spark import intake_task as module
 from blackbox.engine.spark.intake_task import IntakeTask, Stored
 from blackbox.index import intake_changes
@@ -90,7 +91,7 @@ def test_a_request_that_was_delivered_before_redis_went_back_is_not_replaced(
     assert held(client) == before
 
     index.load()
-    index.settle({0: None}, position + 1)  # as recovery, with the receipt
+    index.settle(Settlement({0: None}, position + 1))  # as recovery, with the receipt
     assert run(request(1, 90, replaces=0)).problem is None
     assert held(client).offsets() == [1]
     assert entries.decode(held(client).payloads[1]).reason == "too-late"

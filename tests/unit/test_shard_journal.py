@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 
 from blackbox.core.plan import Bounds
-from blackbox.journal import shard_journal as module
+from blackbox.journal import claim_check as module
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
