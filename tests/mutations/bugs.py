@@ -952,6 +952,21 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "cancels-read-ahead",
+        "Dispatch reads ahead after cancels of requests that are in flight, and skips others in their place.",
+        (
+            Change(
+                "core/dispatch.py",
+                "            # many others were skipped in its place, and would be delivered after later ones.\n"
+                "            return None\n",
+                "            # many others were skipped in its place, and would be delivered after later ones.\n"
+                "            self._removed = self.index.removed\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (

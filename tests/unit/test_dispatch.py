@@ -1775,6 +1775,26 @@ def test_a_request_cancelled_after_it_was_read_ahead_is_not_delivered(
     assert [o.offset for o in writer.committed] == [0, 1, 3]
 
 
+def test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it(
+    make: Make, pend: Pend, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = make(batch_limit=2)
+    pend(*(to(caller_id=f"id{n}") for n in range(6)))
+    begin = writer.begin
+
+    def cancelled_meanwhile() -> None:
+        begin()
+        monkeypatch.setattr(writer, "begin", begin)
+        pend(Cancel("id0"))  # too late, but it is applied to the index
+
+    monkeypatch.setattr(writer, "begin", cancelled_meanwhile)
+
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
+
+
 def test_in_a_backlog_a_new_request_with_an_earlier_due_time_waits_for_two_batches(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
