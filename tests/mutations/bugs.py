@@ -967,6 +967,19 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "quotas-of-the-earlier-topic",
+        "The service does not notice, when it counts quotas, that a request topic was created again.",
+        (
+            Change(
+                "rules/admission.py",
+                "            if counted is None or counted.topic_id != topic_id:\n",
+                "            if counted is None:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_admission.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
