@@ -980,6 +980,19 @@ BUGS = (
         ("tests/unit/test_admission.py",),
     ),
     Bug(
+        "replay-replaces",
+        "A replay of a dead letter replaces a newer pending request with the same id.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "            left.update(conflicts(self.lookup, replays))\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
