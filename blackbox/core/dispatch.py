@@ -185,6 +185,7 @@ class Dispatch:
                 self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return
+            did.is_full |= bool(delivery.left_out)  # then look again at once
             delivery.send_follow_ups()
             # while Kafka takes this batch; `flush` waits for it
             if reads_ahead:

@@ -993,6 +993,19 @@ BUGS = (
         ("tests/unit/test_dead_letters.py",),
     ),
     Bug(
+        "receipts-without-a-bound",
+        "A batch ends only at its limits, even if its receipt is larger than Kafka accepts.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        return self._receipt_bytes <= MOST_RECEIPT_BYTES\n",
+                "        return True\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
