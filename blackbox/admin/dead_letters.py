@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from blackbox.admin.lookup import StatusLookup
+from blackbox.admin.replay_conflicts import conflicts
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import replaces
@@ -47,7 +48,7 @@ class DeadLetters:
         """Discard these letters, or write their requests again (`replay`); each letter once, also in concurrent runs.
 
         A replay writes the request's original record to its original partition: a countdown starts
-        again, and a past instant is due at once.
+        again, and a past instant is due at once. A letter is left if a request under its caller id is pending.
         """
         dead_letter_topic = self._dead_letter_topic()
         named = frozenset(places)
@@ -75,9 +76,15 @@ class DeadLetters:
                 except ValueError as why:
                     left[place] = str(why)
         # It reads again behind its fence: another process may have closed some of them since.
-        done = dead_letter_topic.close_letters(wanted) if wanted else []
+
+        def choose(places: Sequence[str]) -> Sequence[str]:
+            replays = {place: one for place in places if (one := wanted[place]) is not None}
+            left.update(conflicts(self.lookup, replays))
+            return [place for place in places if place not in left]
+
+        done = dead_letter_topic.close_letters(wanted, choose) if wanted else []
         late = "just replayed or discarded by another caller"
-        return ClosedLetters(done, left | {place: late for place in wanted if place not in done})
+        return ClosedLetters(done, {place: late for place in wanted if place not in done} | left)
 
     def _dead_letter_topic(self) -> DeadLetterTopic:
         return DeadLetterTopic(self.lookup.access, self.topic, self.lookup.formats)
@@ -96,12 +103,14 @@ class DeadLetters:
         # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
         if letter.value is not None or not is_shortened:
-            return ReplayRecord(shard, letter.key, letter.value, _without_condition(letter.headers))
+            headers = _without_condition(letter.headers)
+            return ReplayRecord(shard, offset, letter.key, letter.value, headers)
         with closing(ShardJournal(shard, self.lookup.access)) as journal:
             record = journal.records([offset]).get(offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-        return ReplayRecord(shard, record.key, record.value, _without_condition(record.headers))
+        headers = _without_condition(record.headers)
+        return ReplayRecord(shard, offset, record.key, record.value, headers)
 
     def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""

@@ -12,7 +12,14 @@ from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
-from blackbox.records.receipt import Places, Receipt, topic_of
+from blackbox.records.receipt import (
+    MOST_RECEIPT_BYTES,
+    Places,
+    Receipt,
+    outcome_bytes,
+    topic_bytes,
+    topic_of,
+)
 from blackbox.records.request import UNDELIVERABLE, Reason, Record
 from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
 
@@ -25,7 +32,8 @@ class DeliveryTransaction:
     """What one transaction sends; the caller begins it, and commits or aborts it.
 
     `ready` and `dead` are the requests that it ends; a message that the client refuses is in both.
-    `known` is the position `requests` of the index.
+    `known` is the position `requests` of the index. `left_out` are requests of the batch that stay
+    where they are in the index, because the receipt has no room for them.
     """
 
     def __init__(
@@ -42,6 +50,9 @@ class DeliveryTransaction:
         topics = {entry.target for entry in self.ready.values()}
         self._limits = triage.targets.limits(topics | {triage.dead_letter_topic})
         self._parts = RecordBatches(self._limits)
+        self.left_out: set[int] = set()
+        self._receipt_bytes = 0
+        self._named: set[str] = set()
 
     @property
     def apart(self) -> Collection[int]:
@@ -59,6 +70,10 @@ class DeliveryTransaction:
             self.ready.pop(offset, None)
             at_ms = self._now_ms + wait_ms
             self._batch.deferred[offset] = at_ms, refused_now.get(offset, entry)
+        # also from the batch: what is read ahead begins with them
+        for part in (self.ready, self.dead, self._batch.ready, self._batch.dead):
+            for offset in self.left_out & part.keys():
+                del part[offset]
         return bool(self.ready or self.dead)
 
     def send_follow_ups(self) -> None:
@@ -160,13 +175,26 @@ class DeliveryTransaction:
         return list(islice(forms, entry.shortened, None))
 
     def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:
-        """Whether a message goes into this transaction, if need be after a flush; if not, add it to `later`."""
+        """Whether a message goes into this transaction, if need be after a flush.
+
+        If not, add it to `later`, or to `left_out`.
+        """
+        if not self._fits_receipt(message.topic):
+            self.left_out.add(message.offset)
+            return False
         place = self._parts.place(message)
         if place == "later":
             later[message.offset] = PART_LATER_MS + len(later), None  # in this order
         elif place == "next":
             self.flush()
         return place != "later"
+
+    def _fits_receipt(self, topic: str) -> bool:
+        # Once one is left out, all that follow are: they would overtake it.
+        is_new = topic not in self._named
+        self._receipt_bytes += outcome_bytes(topic) + (topic_bytes(topic) if is_new else 0)
+        self._named.add(topic)
+        return self._receipt_bytes <= MOST_RECEIPT_BYTES
 
     def _hopeless(self) -> dict[int, Refusal]:
         """The messages that no broker has yet because their target cannot take anything any more."""

@@ -132,11 +132,14 @@ class Dispatch:
         parked = self.index.parked() if self._paused is not None else {}
         return self.triage.released(parked.values(), self._paused or ()) if parked else ()
 
-    def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch]:
-        """Read the batch after one that is still being delivered."""
-        self._removed = self.index.removed
+    def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch] | None:
+        """Read the batch after one that is still being delivered; None: that must be delivered first."""
         in_flight = before.ready.keys() | before.dead.keys()
         due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
+        if self.index.removed != self._removed:
+            # Some of what is in flight may have been cancelled or replaced since it was read. Then as
+            # many others were skipped in its place, and would be delivered after later ones.
+            return None
         # What is in flight is skipped by rank. Reading some of it again means that as many others
         # were skipped, which came in later and were due earlier: the next read begins with them.
         self._has_skipped = due.left_out > 0
@@ -182,6 +185,7 @@ class Dispatch:
                 self.index.mark_in_flight((), self._removed)
                 self._defer(batch.deferred, did, now_ms)
                 return
+            did.is_full |= bool(delivery.left_out)  # then look again at once
             delivery.send_follow_ups()
             # while Kafka takes this batch; `flush` waits for it
             if reads_ahead:

@@ -202,6 +202,7 @@ class View(NamedTuple):
     record that was read before. `doubtful` may have been delivered, and whether they were could not
     be read: nothing ends them before that is known. `cancelled_cold` maps requests of the cold tier to the
     cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests.
+    `topic_id` is Kafka's id of the request topic that the index belongs to.
     """
 
     positions: Positions
@@ -220,6 +221,7 @@ class View(NamedTuple):
     too_late: Container[int] = frozenset()
     tail: Tail | None = None
     doubtful: Container[int] = frozenset()
+    topic_id: str | None = None
 
     def knows(self, offset: int) -> bool:
         """Whether the index can decide that this request is not pending."""

@@ -122,6 +122,7 @@ class IntakeChanges(Lookups):
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
             doubtful=claims_of(state[6]).keys(),
+            topic_id=None if state[3] is None else state[3].decode(),
         )  # fmt: skip
         return view, largest
 

@@ -95,9 +95,13 @@ def first_bytes(held: bytes | None, most_bytes: int) -> bytes | None:
 
 
 class ReplayRecord(NamedTuple):
-    """A record to be written again by a replay; None in its place: the letter is only discarded."""
+    """A record to be written again by a replay; None in its place: the letter is only discarded.
+
+    `offset` is that of the request that the letter is about.
+    """
 
     shard: Shard
+    offset: int
     key: bytes | None
     value: bytes | None
     headers: Headers
@@ -169,10 +173,14 @@ class DeadLetterTopic:
         source = placed(letter.source)
         return source is not None and source[0].topic in self._request_topics
 
-    def close_letters(self, places: Mapping[str, ReplayRecord | None]) -> list[str]:
+    def close_letters(
+        self,
+        places: Mapping[str, ReplayRecord | None],
+        choose: Callable[[Sequence[str]], Sequence[str]] = lambda places: places,
+    ) -> list[str]:
         """Mark these letters as replayed or discarded, and write the replayed records.
 
-        Returns the places that were open until then. Uses one transaction under its own transactional
+        Returns the places that were open until then, of those that `choose` returns. Uses one transaction under its own transactional
         id: of two concurrent calls, only one succeeds. Raises RecoveryRequired when nothing was done,
         or the outcome is unknown: read the letters again.
         """
@@ -186,7 +194,8 @@ class DeadLetterTopic:
                     keep=DeadLetter.without_content,
                 )
             )
-            chosen = [place for place in places if place in open_now]
+            # Behind the fence: nobody else replays a letter between the choice and the commit.
+            chosen = list(choose([place for place in places if place in open_now]))
             if chosen:
                 transactions.begin()
                 _write(transactions, self._topic, [(place, places[place]) for place in chosen])

@@ -15,6 +15,9 @@ Places = dict[str, list[tuple[int, int]]]
 """`topic/partition` -> (request offset, offset there)."""
 
 VERSION = 1
+MOST_RECEIPT_BYTES = 950_000
+"""Clients and topics take 1 MB by default; some parts of a receipt are not outcomes."""
+
 DOUBTFUL = 8
 """How many receipts back a void may reach; recovery never leaves more in doubt."""
 
@@ -270,6 +273,17 @@ def without_void(receipts: Iterable[tuple[int, Receipt]]) -> Iterator[tuple[int,
         if len(held) > DOUBTFUL:
             yield held.popleft()
     yield from held
+
+
+def outcome_bytes(topic: str) -> int:
+    """The most bytes that an outcome takes in a receipt: `"topic/12345":[[offset,offset]],` and the offset again."""
+    # Offsets of 13 digits: a partition that gets a million records a second has fewer for months.
+    return len(topic) + 56
+
+
+def topic_bytes(topic: str) -> int:
+    """The bytes of a topic's id in a receipt: `"topic":"abcdefgh",`."""
+    return len(topic) + 14
 
 
 def topic_of(at: str) -> str:

@@ -26,6 +26,7 @@ logger = logging.getLogger("blackbox.rules")
 class _Counted(NamedTuple):
     """Up to where a shard's requests are counted, and the refusals of the last batch."""
 
+    topic_id: str | None
     end: int = 0
     refused: Mapping[int, Refusal] = {}
 
@@ -53,15 +54,18 @@ class CallerAdmission:
         return BatchRulings(self.rules(), self.over_quota)
 
     def over_quota(
-        self, shard: Shard, end: int, asked: Sequence[QuotaRequest]
+        self, shard: Shard, end: int, asked: Sequence[QuotaRequest], topic_id: str | None = None
     ) -> dict[int, Refusal]:
         """The refusals of requests below `end` that exceed a quota, by offset.
 
-        Raises IndexFull when Redis has no room.
+        `topic_id` is Kafka's id of the request topic. Raises IndexFull when Redis has no room.
         """
         rules = self.rules()
         with self._lock:
-            counted = self._counted.setdefault(shard, _Counted())
+            counted = self._counted.get(shard)
+            # a topic that was created again begins at offset 0: those of the earlier one mean nothing
+            if counted is None or counted.topic_id != topic_id:
+                counted = _Counted(topic_id)
             by_caller: defaultdict[str, list[QuotaRequest]] = defaultdict(list)
             for one in asked:
                 # a batch that is stored again is not counted again
@@ -83,7 +87,7 @@ class CallerAdmission:
                     )
             first = min((one.record.offset for one in asked), default=end)
             again = {o: why for o, why in counted.refused.items() if o >= first}
-            self._counted[shard] = _Counted(max(counted.end, end), again | refused)
+            self._counted[shard] = _Counted(topic_id, max(counted.end, end), again | refused)
             return again | refused
 
     def _too_fast(

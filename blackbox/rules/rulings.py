@@ -13,8 +13,8 @@ from blackbox.records.recurrence import follows
 from blackbox.records.request import Invalid, Reason, Record, Request, Shard
 from blackbox.rules.rules import QuotaRequest, Rules
 
-OverQuota = Callable[[Shard, int, Sequence[QuotaRequest]], Mapping[int, Refusal]]
-"""The refusals of a shard's requests below an offset that exceed a quota, by offset."""
+OverQuota = Callable[[Shard, int, Sequence[QuotaRequest], str | None], Mapping[int, Refusal]]
+"""The refusals of a shard's requests below an offset that exceed a quota, by offset; last: the topic's id."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class BatchRulings:
             for one in self._asked
             if one.record.offset >= view.judged and one.record.offset not in view.skipped
         ]
-        return self.exceeding(shard, end, new) if new else {}
+        return self.exceeding(shard, end, new, view.topic_id) if new else {}
 
     def applied(
         self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int

@@ -953,6 +953,60 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "cancels-read-ahead",
+        "Dispatch reads ahead after cancels of requests that are in flight, and skips others in their place.",
+        (
+            Change(
+                "core/dispatch.py",
+                "            # many others were skipped in its place, and would be delivered after later ones.\n"
+                "            return None\n",
+                "            # many others were skipped in its place, and would be delivered after later ones.\n"
+                "            self._removed = self.index.removed\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "quotas-of-the-earlier-topic",
+        "The service does not notice, when it counts quotas, that a request topic was created again.",
+        (
+            Change(
+                "rules/admission.py",
+                "            if counted is None or counted.topic_id != topic_id:\n",
+                "            if counted is None:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_admission.py",),
+    ),
+    Bug(
+        "replay-replaces",
+        "A replay of a dead letter replaces a newer pending request with the same id.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "            left.update(conflicts(self.lookup, replays))\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py",),
+    ),
+    Bug(
+        "receipts-without-a-bound",
+        "A batch ends only at its limits, even if its receipt is larger than Kafka accepts.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        return self._receipt_bytes <= MOST_RECEIPT_BYTES\n",
+                "        return True\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (

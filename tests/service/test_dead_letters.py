@@ -80,6 +80,22 @@ def test_a_dead_letter_is_listed_and_replayed_once_its_target_exists(
     assert len(read_all(kafka, topic)) == 1
 
 
+def test_a_replay_does_not_replace_a_newer_request_with_the_same_id(
+    world: World, serve: Serve
+) -> None:
+    service = serve(retries=1)
+    topic = undeliverable(world, id="k")
+    [letter] = some(service, 1)
+    world.create(NewTopic(topic, 1))
+    undeliverable(world, id="k", countdown=3600)
+    place = letter["place"]
+    left = close_letters(service, "replay", place)["left"]
+    assert "cancel that one first" in left[place]
+    assert service.delete("/requests/k").json()["outcome"] == "cancelled"
+    assert close_letters(service, "replay", place) == {"done": [place], "left": {}}
+    until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
+
+
 def test_the_command_line_lists_and_discards_dead_letters(world: World, serve: Serve) -> None:
     service = serve(retries=0)
     undeliverable(world)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from blackbox.core.intake import Intake
-from blackbox.core.plan import Batch, Positions
+from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement
@@ -24,7 +24,7 @@ from blackbox.records.cancel import REPLACES
 from blackbox.records.entry import decode
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.receipt import Receipt
-from blackbox.records.request import Record, Second, Shard, request_id
+from blackbox.records.request import Headers, Record, Second, Shard, request_id
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
@@ -241,6 +241,30 @@ def test_only_the_counts_of_the_latest_seconds_are_kept(
     assert client.hlen(client.keys()[0]) <= 1200
     latest = Second("requests", "shop", 3600 * 1499)
     assert shared.count({latest: 1}) == {latest: 1}
+
+
+def test_quotas_apply_to_a_topic_that_was_created_again_while_the_service_runs(
+    make_intake: Callable[..., Intake], client: redis.Redis
+) -> None:
+    intake = make_intake("[callers.shop]\nrequests_per_second = 2")
+
+    def refused_of(topic_id: str, written_ms: Sequence[int]) -> list[int]:
+        client.flushall()
+        index = intake.index
+        assert isinstance(index, ShardIndex)
+        index.load()
+        index.begin(Positions(0, 0), binding=Binding("cluster", topic_id, "receipts", "blackbox"))
+        headers: Headers = [("CALLER_SERVICE", b"shop")]
+        value = b'{"topic": "orders", "message": "m", "countdown": 3600}'
+        records = [Record(n, at, None, value, headers) for n, at in enumerate(written_ms)]
+        intake.apply(Batch(0, len(records), records), NOW_MS)
+        payloads = held(client).payloads
+        return [offset for offset in sorted(payloads) if decode(payloads[offset]).reason]
+
+    assert refused_of("first", [NOW_MS] * 4) == [2, 3]
+    apart = [NOW_MS - 5000, NOW_MS - 4000, NOW_MS - 3000, NOW_MS - 2000]
+    assert refused_of("second", apart) == []
+    assert refused_of("third", [NOW_MS] * 3) == [2]
 
 
 def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path) -> None:

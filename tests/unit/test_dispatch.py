@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core import parking
+from blackbox.core import delivery_transaction, parking
 from blackbox.core.dispatch import Dispatch, Dispatched
 from blackbox.core.due_batch import LONGEST_RETRY_MS, MOST_LETTER_BYTES, MOST_LETTER_SPAN, QUEUED
 from blackbox.core.follow_ups import FollowUps
@@ -38,7 +38,13 @@ from blackbox.records.errors import (
     TooEarly,
 )
 from blackbox.records.outgoing import Outgoing, Refusal, deliveries
-from blackbox.records.receipt import Claim
+from blackbox.records.receipt import (
+    Claim,
+    Receipt,
+    encode,
+    outcome_bytes,
+    topic_bytes,
+)
 from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
@@ -367,6 +373,56 @@ def test_a_full_batch_is_followed_by_the_next_at_once(
 
     assert writer.sent_to("orders") == list(range(7))
     assert max(len(list(receipt.removals())) for receipt in writer.receipts) == 3
+
+
+def test_a_batch_ends_before_its_receipt_is_too_large(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    room = 20_000
+    monkeypatch.setattr(targets, "ids", lambda topics: dict.fromkeys(topics, "abcdefgh"))
+    monkeypatch.setattr(delivery_transaction, "MOST_RECEIPT_BYTES", room)
+    dispatch = make()
+    pend(*(to(f"{n}".ljust(120, "x")) for n in range(200)))
+
+    while held(client).due:
+        assert dispatch.tick(NOW_MS).is_full or not held(client).due
+
+    assert [outgoing.offset for outgoing in writer.committed] == list(range(200))
+    sizes = [len(encode(receipt)) for receipt in writer.receipts]
+    assert max(sizes) < room < 2 * min(sizes[:-1])
+
+
+def test_a_receipt_takes_no_more_than_is_reckoned_for_its_outcomes() -> None:
+    names = [f"{n}".ljust(120, "x") for n in range(100)]
+    outcomes = [(10**13 - 1 - n, 10**13 - 1 - n) for n in range(100)]
+    places = {f"{name}/99999": [pair] for name, pair in zip(names, outcomes, strict=True)}
+    dead, ids = [offset for offset, _ in outcomes], dict.fromkeys(names, "abcdefgh")
+    sizes = [
+        len(encode(Receipt(NOW_MS, delivered=places, topics=ids))),
+        len(encode(Receipt(NOW_MS, letters=places, dead=dead, topics=ids))),
+    ]
+
+    reckoned = sum(outcome_bytes(name) + topic_bytes(name) for name in names)
+
+    assert max(sizes) <= reckoned + 100 <= 1.1 * min(sizes)
+
+
+def test_dead_letters_that_a_receipt_has_no_room_for_are_written_with_the_next(
+    make: Make, pend: Pend, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 2 * outcome_bytes("orders") + topic_bytes("orders")
+    room += outcome_bytes(LETTERS) + topic_bytes(LETTERS)
+    monkeypatch.setattr(delivery_transaction, "MOST_RECEIPT_BYTES", room)
+    pend(to(), invalid(), invalid(), to())
+    dispatch = make()
+
+    first = dispatch.tick(NOW_MS)
+
+    assert first.is_full
+    assert [outgoing.offset for outgoing in writer.committed] == [0, 3, 1]
+    dispatch.tick(NOW_MS)
+    assert [outgoing.offset for outgoing in writer.committed] == [0, 3, 1, 2]
 
 
 def test_a_request_stored_during_a_batch_does_not_wait_for_the_next_poll(
@@ -1773,6 +1829,26 @@ def test_a_request_cancelled_after_it_was_read_ahead_is_not_delivered(
     dispatch.tick(NOW_MS)
 
     assert [o.offset for o in writer.committed] == [0, 1, 3]
+
+
+def test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it(
+    make: Make, pend: Pend, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = make(batch_limit=2)
+    pend(*(to(caller_id=f"id{n}") for n in range(6)))
+    begin = writer.begin
+
+    def cancelled_meanwhile() -> None:
+        begin()
+        monkeypatch.setattr(writer, "begin", begin)
+        pend(Cancel("id0"))  # too late, but it is applied to the index
+
+    monkeypatch.setattr(writer, "begin", cancelled_meanwhile)
+
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
 
 
 def test_in_a_backlog_a_new_request_with_an_earlier_due_time_waits_for_two_batches(

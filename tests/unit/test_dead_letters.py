@@ -1,0 +1,140 @@
+"""Replays of dead letters whose caller id has a pending request, or another letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from blackbox.admin import dead_letters, replay_conflicts
+from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
+from blackbox.core.plan import Positions
+from blackbox.formats import Options, make_format
+from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
+from blackbox.records.request import Shard, request_id
+
+SHARD = Shard("TB", 3)
+
+
+@dataclass
+class FakeLookup:
+    """The index and the end of one shard; `letters` and `written` are the dead-letter topic's."""
+
+    holders: dict[str, int] = field(default_factory=dict)
+    read_to: int = 10
+    letters: list[DeadLetter] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    access: Any = None
+    formats: Any = field(
+        default_factory=lambda: {"TB": make_format("countdown", Options(10**7, lambda _: False))}
+    )
+
+    @property
+    def inspector(self) -> FakeLookup:
+        return self
+
+    def request_end(self, shard: Shard) -> int:
+        return 10
+
+    def positions(self, shard: Shard) -> Positions:
+        return Positions(self.read_to, 0)
+
+    def offset_of(self, shard: Shard, caller_id: str) -> int | None:
+        return self.holders.get(caller_id)
+
+    def add(self, offset: int, value: bytes) -> str:
+        """Add the open letter of the request at this offset; returns the letter's place."""
+        place = f"letters/0@{len(self.letters)}"
+        source, size = SHARD.source(offset), len(value)
+        self.letters.append(
+            DeadLetter(place, 0, "unknown-topic", "", source, "shop", None, value, [], size)
+        )
+        return place
+
+
+@pytest.fixture
+def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
+    made = FakeLookup()
+
+    class FakeTopic:
+        def __init__(self, *_: Any) -> None: ...
+
+        def newest(self, take: Callable[[DeadLetter], DeadLetter | None], keep: Any) -> Any:
+            return [keep(letter) for letter in made.letters if take(letter)]
+
+        def close_letters(
+            self,
+            places: Mapping[str, ReplayRecord | None],
+            choose: Callable[[Sequence[str]], Sequence[str]] = lambda places: places,
+        ) -> list[str]:
+            made.written += choose(list(places))
+            return made.written
+
+    monkeypatch.setattr(dead_letters, "DeadLetterTopic", FakeTopic)
+    monkeypatch.setattr(replay_conflicts, "READ_WITHIN_S", 0)
+    return made
+
+
+def closed(lookup: FakeLookup, *places: str, replay: bool = True) -> ClosedLetters:
+    return DeadLetters(lookup, "letters").close_letters(places, replay=replay)  # type: ignore[arg-type]
+
+
+def asked(message: str, id: str | None = "r") -> bytes:
+    under = f', "id": "{id}"' if id else ""
+    return b'{"topic": "orders", "countdown": 0, "message": "%s"%s}' % (
+        message.encode(),
+        under.encode(),
+    )
+
+
+def test_a_replay_does_not_replace_a_newer_pending_request_with_the_same_id(
+    lookup: FakeLookup,
+) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.holders["r"] = 8
+
+    done = closed(lookup, place)
+
+    assert (done.done, lookup.written) == ([], [])
+    assert request_id(SHARD, 8) in done.left[place]
+    assert "cancel that one first, or discard this letter" in done.left[place]
+    assert closed(lookup, place, replay=False).done == [place]
+
+
+def test_of_letters_with_the_same_id_only_one_is_replayed_at_once(lookup: FakeLookup) -> None:
+    first, second, other = (lookup.add(n, asked(f"v{n}", id)) for n, id in enumerate("rrx"))
+
+    done = closed(lookup, second, first, other)
+
+    assert done.done == [second, other]
+    assert done.left[first].startswith(f"{second} has the same id, 'r'")
+
+
+def test_letters_without_an_id_are_replayed_together_also_while_intake_is_behind(
+    lookup: FakeLookup,
+) -> None:
+    lookup.read_to = 0
+    places = [lookup.add(n, asked("m", None)) for n in range(2)]
+    places.append(lookup.add(2, b"no request"))
+
+    assert closed(lookup, *places) == ClosedLetters(places, {})
+
+
+def test_a_letter_with_an_id_is_replayed_only_once_all_requests_are_read(
+    lookup: FakeLookup,
+) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.read_to = 9
+    assert closed(lookup, place).left[place].endswith("try again once they are read")
+
+    lookup.read_to = 10
+    assert closed(lookup, place).done == [place]
+
+
+def test_a_letter_whose_outcome_is_not_settled_yet_can_be_replayed(lookup: FakeLookup) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.holders["r"] = 4
+
+    assert closed(lookup, place).done == [place]
