@@ -10,11 +10,12 @@ from itertools import chain
 from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import carried, carry_of, original_record
+from blackbox.records.carried import carried, carry_of, original_record, record_bytes
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
-# Clients and topics take 1 MB by default; a carried record has one more header.
+# Clients and topics take 1 MB by default, and a carried record has one more header. No setting
+# changes this: the journal alone decides which requests are cold.
 MOST_COLD_BYTES = 900_000
 
 # A caller whose requests are refused must not fill Redis for the others.
@@ -88,7 +89,7 @@ def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
     if horizon_ms is None or record.timestamp_ms < 0:
         return False
     is_far_ahead = request.due_ms - record.timestamp_ms > horizon_ms
-    return is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES
+    return is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
-from blackbox.records.carried import carried, carry_of, carry_on, original_record
+from blackbox.records.carried import carried, carry_of, carry_on, original_record, record_bytes
 from blackbox.records.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -128,7 +128,7 @@ class Promotion:
             if to_carry is None:
                 continue
             waiting.append(to_carry)
-            size += len(record.value or b"")
+            size += record_bytes(record)
             if len(waiting) == CARRIED_AT_ONCE or size > BYTES_AT_ONCE:
                 self._carry(waiting, now_ms)
                 size = 0

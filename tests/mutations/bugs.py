@@ -1378,4 +1378,17 @@ BUGS = (
         (),
         ("tests/contract/test_inspector.py",),
     ),
+    Bug(
+        "cold-by-value-alone",
+        "Whether a request may be cold depends on the size of its value alone.",
+        (
+            Change(
+                "core/interpret.py",
+                "is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES",
+                'is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES',
+            ),
+        ),
+        (),
+        ("tests/unit/test_interpret.py",),
+    ),
 )
