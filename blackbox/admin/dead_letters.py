@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from blackbox.admin.lookup import StatusLookup
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.records.cancel import replaces
+from blackbox.records.cancel import REPLACES
+from blackbox.records.carried import HEADER as CARRIED
+from blackbox.records.recurrence import AGAIN
+from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Headers, Reason, Record, Request, placed
 
 
@@ -96,12 +99,12 @@ class DeadLetters:
         # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
         if letter.value is not None or not is_shortened:
-            return ReplayRecord(shard, letter.key, letter.value, _without_condition(letter.headers))
+            return ReplayRecord(shard, letter.key, letter.value, _as_new(letter.headers))
         with closing(ShardJournal(shard, self.lookup.access)) as journal:
             record = journal.records([offset]).get(offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-        return ReplayRecord(shard, record.key, record.value, _without_condition(record.headers))
+        return ReplayRecord(shard, record.key, record.value, _as_new(record.headers))
 
     def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""
@@ -114,6 +117,11 @@ class DeadLetters:
         return parsed.target if isinstance(parsed, Request) else None
 
 
-def _without_condition(headers: Headers) -> Headers:
-    # With the condition it would be too late again: the request it was to replace has ended.
-    return headers[:-1] if replaces(headers) else headers
+def _as_new(headers: Headers) -> Headers:
+    """The headers as a caller's new record has them."""
+    # With these a replay would count for another record, which has ended: a replacement would be too
+    # late, a carried record would be ignored, and a follow-up would not count against a later one.
+    end = len(headers)
+    while end and headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN):
+        end -= 1
+    return headers[:end]

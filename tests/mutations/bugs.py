@@ -1391,4 +1391,30 @@ BUGS = (
         (),
         ("tests/unit/test_interpret.py",),
     ),
+    Bug(
+        "letter-of-the-carried-record",
+        "The dead letter of a promoted request of unknown outcome is the record that promotion wrote.",
+        (
+            Change(
+                "core/rebuild.py",
+                "        original = original_if_carried(record)\n",
+                "        original = record\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebuild.py",),
+    ),
+    Bug(
+        "replay-as-promotion",
+        "A replay of a dead letter keeps the headers by which blackbox marks its own records.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN)",
+                "headers[end - 1][0] in (REPLACES,)",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py",),
+    ),
 )
