@@ -98,6 +98,8 @@ class DeadLetters:
         # A letter without a value is that of a tombstone, unless its detail says that the record
         # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
+        if (letter.key, letter.value, letter.headers, is_shortened) == (None, None, [], False):
+            raise ValueError("nothing is left of the request; have its caller send it again")
         if letter.value is not None or not is_shortened:
             return ReplayRecord(shard, letter.key, letter.value, _as_new(letter.headers))
         with closing(ShardJournal(shard, self.lookup.access)) as journal:

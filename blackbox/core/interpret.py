@@ -10,7 +10,13 @@ from itertools import chain
 from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import carried, carry_of, original_record, record_bytes
+from blackbox.records.carried import (
+    carried,
+    carry_of,
+    original_record,
+    record_bytes,
+    stands_for_removed,
+)
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
@@ -60,7 +66,11 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
     except ValueError as error:
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
     original = original_record(record)
-    parsed = format.parse(original, latest_ms)
+    parsed = (
+        _removed(carry.previous)
+        if stands_for_removed(record)
+        else format.parse(original, latest_ms)
+    )
     if isinstance(parsed, Request):
         hot = Entry(*parsed, origin=carry.origin)
         cold = Cold(parsed.caller_id)
@@ -71,6 +81,14 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
         detail = "the carried record is not a request; only blackbox may write blackbox-carried"
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, detail), due_ms)
     return Carried(carry.previous, carry.origin, None, refused_entry(original, parsed, due_ms))
+
+
+def _removed(offset: int) -> Invalid:
+    detail = (
+        f"Kafka removed the record at offset {offset} before it was promoted or renewed; have the "
+        "caller send the request again, and set retention.ms=-1"
+    )
+    return Invalid(Reason.PAYLOAD_LOST, detail)
 
 
 def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: int) -> Replacement:

@@ -74,6 +74,16 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
     return [*own, (HEADER, value)]
 
 
+def removed_record(offset: int) -> Record:
+    """What promotion writes again of a cold request whose record Kafka has removed: nothing but the header."""
+    return Record(offset, 0, None, None, [])
+
+
+def stands_for_removed(record: Record) -> bool:
+    """Whether this carried record is that of a request whose own record Kafka had removed."""
+    return record.key is None and record.value is None and len(record.headers) == 1
+
+
 def record_bytes(record: Record) -> int:
     """How much of a producer's and a topic's limit this record takes, at most, without compression."""
     size = len(record.key or b"") + len(record.value or b"")

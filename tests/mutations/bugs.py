@@ -1417,4 +1417,17 @@ BUGS = (
         (),
         ("tests/unit/test_dead_letters.py",),
     ),
+    Bug(
+        "removed-cold-requests-stay",
+        "Promotion does not end cold requests that Kafka has removed.",
+        (
+            Change(
+                "core/promotion.py",
+                "in chain(self._removed(start), self._readable(start, now_ms)):",
+                "in self._readable(start, now_ms):",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from blackbox.admin import dead_letters
-from blackbox.admin.dead_letters import DeadLetters
+from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.lookup import StatusLookup
 from blackbox.config.settings import load
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
@@ -44,6 +44,21 @@ class Letters:
         return list(places)
 
 
+def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, original: Record) -> ClosedLetters:
+    """Replay the letter, while its request topic has this record."""
+
+    class Journal:
+        def records(self, offsets: Iterable[int]) -> dict[int, Record]:
+            return {original.offset: original}
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(DeadLetters, "_dead_letter_topic", lambda _: letters)
+    monkeypatch.setattr(dead_letters, "ShardJournal", lambda *_: Journal())
+    lookup = StatusLookup(load(kafka_bootstrap_servers="127.0.0.1:1"))
+    return DeadLetters(lookup, "letters").close_letters([PLACE], replay=True)
+
+
 @pytest.mark.parametrize("is_shortened", [False, True], ids=["whole", "value left out"])
 @pytest.mark.parametrize(
     "own",
@@ -64,17 +79,15 @@ def test_a_replayed_request_counts_as_a_new_one_of_its_caller(
     original = record(7)._replace(headers=[*CALLERS, *own])
     letters = Letters(original, is_shortened=is_shortened)
 
-    class Journal:
-        def records(self, offsets: Iterable[int]) -> dict[int, Record]:
-            return {7: original}
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(DeadLetters, "_dead_letter_topic", lambda _: letters)
-    monkeypatch.setattr(dead_letters, "ShardJournal", lambda *_: Journal())
-    lookup = StatusLookup(load(kafka_bootstrap_servers="127.0.0.1:1"))
-
-    closed = DeadLetters(lookup, "letters").close_letters([PLACE], replay=True)
+    closed = replay(monkeypatch, letters, original)
 
     assert closed.done == [PLACE]
     assert letters.replayed == ReplayRecord(SHARD, b"key", b"{}", CALLERS)
+
+
+def test_a_dead_letter_with_nothing_in_it_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Record(7, 1, None, None, [])
+
+    closed = replay(monkeypatch, Letters(nothing, is_shortened=False), nothing)
+
+    assert closed.left == {PLACE: "nothing is left of the request; have its caller send it again"}
