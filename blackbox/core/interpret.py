@@ -24,6 +24,10 @@ from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 # changes this: the journal alone decides which requests are cold.
 MOST_COLD_BYTES = 900_000
 
+# How far a writer's clock may be ahead. It is more than clocks usually differ by, so such callers
+# have cold requests too; these are late by as much.
+WRITER_AHEAD_MS = 1000
+
 # A caller whose requests are refused must not fill Redis for the others.
 MOST_REFUSED_BYTES = 1_000
 
@@ -52,7 +56,7 @@ def interpret_record(
         return refused_entry(record, parsed, min(record.timestamp_ms, latest_ms)), None
     if not isinstance(parsed, Request):
         return parsed, None
-    is_cold = _is_cold(record, parsed, horizon_ms)
+    is_cold = _is_cold(record, parsed, latest_ms, horizon_ms)
     change: Request | Cold = Cold(parsed.caller_id) if is_cold else parsed
     if replaced_id is not None:
         return _replacement(record, replaced_id, change, latest_ms), parsed
@@ -101,10 +105,13 @@ def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: in
     return Replacement(id, content.caller_id, content, too_late)
 
 
-def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
+def _is_cold(record: Record, request: Request, latest_ms: int, horizon_ms: int | None) -> bool:
     """Whether a request stays out of the index."""
     # by the record alone, not by the time of reading: a rebuild must come to the same result
     if horizon_ms is None or record.timestamp_ms < 0:
+        return False
+    # The exception: its due time was made from `latest_ms`, and only the index can keep that.
+    if not record.has_broker_time and record.timestamp_ms > latest_ms + WRITER_AHEAD_MS:
         return False
     is_far_ahead = request.due_ms - record.timestamp_ms > horizon_ms
     return is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES

@@ -1430,4 +1430,17 @@ BUGS = (
         (),
         ("tests/unit/test_promotion.py",),
     ),
+    Bug(
+        "cold-by-a-fast-clock",
+        "A request with a caller's timestamp in the future is cold, so its due time is determined again at its promotion.",
+        (
+            Change(
+                "core/interpret.py",
+                "    if not record.has_broker_time and record.timestamp_ms > latest_ms + WRITER_AHEAD_MS:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_interpret.py",),
+    ),
 )

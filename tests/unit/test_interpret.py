@@ -69,3 +69,20 @@ def test_a_request_of_up_to_900_kb_is_cold_and_can_be_written_again() -> None:
 
     assert type(read(record)) is Cold
     assert not is_too_large(carry_on(record, is_cold=False), record)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "is_stamped", "is_cold"),
+    [(1001, False, False), (DAY_MS, False, False), (1000, False, True), (DAY_MS, True, True)],
+    ids=["a second and more", "a day", "within a second", "by the broker"],
+)
+def test_a_request_is_cold_only_if_its_writers_clock_was_not_ahead(
+    ahead_ms: int, is_stamped: bool, is_cold: bool
+) -> None:
+    record = far()._replace(timestamp_ms=NOW_MS + ahead_ms, has_broker_time=is_stamped)
+
+    change = read(record)
+
+    assert (type(change) is Cold) is is_cold
+    if isinstance(change, Request):
+        assert change.due_ms == NOW_MS + 3 * DAY_MS
