@@ -73,7 +73,7 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
     parsed = (
         _removed(carry.previous)
         if stands_for_removed(record)
-        else format.parse(original, latest_ms)
+        else format.of_accepted.parse(original, latest_ms)
     )
     if isinstance(parsed, Request):
         hot = Entry(*parsed, origin=carry.origin)

@@ -171,7 +171,7 @@ class Promotion:
                         yield record
 
     def _to_carry(self, record: Record, now_ms: int) -> _ToCarry | None:
-        parsed = self.format.parse(
+        parsed = self.format.of_accepted.parse(
             original_record(record) if carried(record.headers) else record, now_ms
         )
         if not isinstance(parsed, Request):  # its format has changed: it becomes a dead letter

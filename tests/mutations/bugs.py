@@ -1443,4 +1443,17 @@ BUGS = (
         (),
         ("tests/unit/test_interpret.py",),
     ),
+    Bug(
+        "accepted-requests-judged-again",
+        "Requests of the cold tier are judged again by the current BLACKBOX_MAX_COUNTDOWN_S.",
+        (
+            Change(
+                "formats/format.py",
+                "        unlimited._max_countdown_s = LONGEST_COUNTDOWN_S\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
 )

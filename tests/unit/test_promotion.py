@@ -204,3 +204,30 @@ def test_a_removed_request_that_its_caller_cancels_meanwhile_is_no_dead_letter(
     lab.read()
 
     assert (lab.pending(), lab.cold()) == ({}, set())
+
+
+def test_a_request_that_was_accepted_is_promoted_and_renewed_after_the_longest_countdown_was_lowered(
+    lab: Lab,
+) -> None:
+    lab.ask(40 * DAY_S)
+    lab.read()
+    lab.format = countdown(30 * DAY_S)
+
+    lab.now_ms += 2 * DAY_MS
+    assert lab.promote().renewed == 1
+    lab.read()
+    lab.now_ms += 37 * DAY_MS
+    assert lab.promote().near == 1
+    lab.read()
+
+    [(reason, due_ms)] = lab.pending().values()
+    assert (reason, due_ms) == (None, NOW_MS + 40 * DAY_MS)
+
+
+def test_a_new_request_is_limited_by_the_lowered_countdown(lab: Lab) -> None:
+    lab.format = countdown(30 * DAY_S)
+    lab.format.of_accepted  # noqa: B018
+    lab.ask(40 * DAY_S)
+    lab.read()
+
+    assert lab.pending() == {0: ("too-far", NOW_MS)}
