@@ -10,7 +10,10 @@ from blackbox.admin.lookup import StatusLookup
 from blackbox.admin.replay_conflicts import conflicts
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.records.cancel import replaces
+from blackbox.records.cancel import REPLACES
+from blackbox.records.carried import HEADER as CARRIED
+from blackbox.records.recurrence import AGAIN
+from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Headers, Reason, Record, Request, placed
 
 
@@ -102,14 +105,16 @@ class DeadLetters:
         # A letter without a value is that of a tombstone, unless its detail says that the record
         # was too large for the dead-letter topic.
         is_shortened = "left out" in letter.detail or letter.detail.startswith("shortened")
+        if (letter.key, letter.value, letter.headers, is_shortened) == (None, None, [], False):
+            raise ValueError("nothing is left of the request; have its caller send it again")
         if letter.value is not None or not is_shortened:
-            headers = _without_condition(letter.headers)
+            headers = _as_new(letter.headers)
             return ReplayRecord(shard, offset, letter.key, letter.value, headers)
         with closing(ShardJournal(shard, self.lookup.access)) as journal:
             record = journal.records([offset]).get(offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-        headers = _without_condition(record.headers)
+        headers = _as_new(record.headers)
         return ReplayRecord(shard, offset, record.key, record.value, headers)
 
     def _target_of(self, letter: DeadLetter) -> str | None:
@@ -123,6 +128,11 @@ class DeadLetters:
         return parsed.target if isinstance(parsed, Request) else None
 
 
-def _without_condition(headers: Headers) -> Headers:
-    # With the condition it would be too late again: the request it was to replace has ended.
-    return headers[:-1] if replaces(headers) else headers
+def _as_new(headers: Headers) -> Headers:
+    """The headers as a caller's new record has them."""
+    # With these a replay would count for another record, which has ended: a replacement would be too
+    # late, a carried record would be ignored, and a follow-up would not count against a later one.
+    end = len(headers)
+    while end and headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN):
+        end -= 1
+    return headers[:end]

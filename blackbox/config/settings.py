@@ -33,6 +33,7 @@ from blackbox.config.fields import (
 from blackbox.config.properties import properties, spark_properties
 from blackbox.config.settings_error import explained
 from blackbox.formats import FORMATS
+from blackbox.formats.format import LONGEST_COUNTDOWN_S
 from blackbox.journal.topics import is_own_topic
 
 Half = Literal["intake", "dispatch"]
@@ -140,7 +141,7 @@ class Settings(BaseSettings):
                     "outage of Kafka",
     )  # fmt: skip
     max_countdown_s: int = Field(
-        34_560_000, ge=1, le=TEN_YEARS_S,
+        34_560_000, ge=1, le=LONGEST_COUNTDOWN_S,
         description="requests that are due further ahead are refused (`too-far`)",
     )  # fmt: skip
     retention_s: int = Field(

@@ -10,12 +10,23 @@ from itertools import chain
 from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
-from blackbox.records.carried import carried, carry_of, original_record
+from blackbox.records.carried import (
+    carried,
+    carry_of,
+    original_record,
+    record_bytes,
+    stands_for_removed,
+)
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
-# Clients and topics take 1 MB by default; a carried record has one more header.
+# Clients and topics take 1 MB by default, and a carried record has one more header. No setting
+# changes this: the journal alone decides which requests are cold.
 MOST_COLD_BYTES = 900_000
+
+# How far a writer's clock may be ahead. It is more than clocks usually differ by, so such callers
+# have cold requests too; these are late by as much.
+WRITER_AHEAD_MS = 1000
 
 # A caller whose requests are refused must not fill Redis for the others.
 MOST_REFUSED_BYTES = 1_000
@@ -45,7 +56,7 @@ def interpret_record(
         return refused_entry(record, parsed, min(record.timestamp_ms, latest_ms)), None
     if not isinstance(parsed, Request):
         return parsed, None
-    is_cold = _is_cold(record, parsed, horizon_ms)
+    is_cold = _is_cold(record, parsed, latest_ms, horizon_ms)
     change: Request | Cold = Cold(parsed.caller_id) if is_cold else parsed
     if replaced_id is not None:
         return _replacement(record, replaced_id, change, latest_ms), parsed
@@ -59,7 +70,11 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
     except ValueError as error:
         return refused_entry(record, Invalid(Reason.BAD_HEADERS, str(error)), due_ms)
     original = original_record(record)
-    parsed = format.parse(original, latest_ms)
+    parsed = (
+        _removed(carry.previous)
+        if stands_for_removed(record)
+        else format.of_accepted.parse(original, latest_ms)
+    )
     if isinstance(parsed, Request):
         hot = Entry(*parsed, origin=carry.origin)
         cold = Cold(parsed.caller_id)
@@ -72,6 +87,14 @@ def _read_carried(format: Format, record: Record, latest_ms: int) -> Carried | E
     return Carried(carry.previous, carry.origin, None, refused_entry(original, parsed, due_ms))
 
 
+def _removed(offset: int) -> Invalid:
+    detail = (
+        f"Kafka removed the record at offset {offset} before it was promoted or renewed; have the "
+        "caller send the request again, and set retention.ms=-1"
+    )
+    return Invalid(Reason.PAYLOAD_LOST, detail)
+
+
 def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: int) -> Replacement:
     detail = (
         f"the request to replace, {id}, is not pending: it was delivered, has ended, or was "
@@ -82,13 +105,16 @@ def _replacement(record: Record, id: str, content: Request | Cold, latest_ms: in
     return Replacement(id, content.caller_id, content, too_late)
 
 
-def _is_cold(record: Record, request: Request, horizon_ms: int | None) -> bool:
+def _is_cold(record: Record, request: Request, latest_ms: int, horizon_ms: int | None) -> bool:
     """Whether a request stays out of the index."""
     # by the record alone, not by the time of reading: a rebuild must come to the same result
     if horizon_ms is None or record.timestamp_ms < 0:
         return False
+    # The exception: its due time was made from `latest_ms`, and only the index can keep that.
+    if not record.has_broker_time and record.timestamp_ms > latest_ms + WRITER_AHEAD_MS:
+        return False
     is_far_ahead = request.due_ms - record.timestamp_ms > horizon_ms
-    return is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES
+    return is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES
 
 
 def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:

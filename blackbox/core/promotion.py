@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import Literal, NamedTuple, Protocol
 
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
-from blackbox.records.carried import carried, carry_of, carry_on, original_record
+from blackbox.records.carried import (
+    carried,
+    carry_of,
+    carry_on,
+    original_record,
+    record_bytes,
+    removed_record,
+)
 from blackbox.records.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -49,8 +58,8 @@ class PromotionProducer(Protocol):
 class Promoted:
     """What a run did for a shard: of `cold` requests, `near` were promoted and `renewed` stay cold.
 
-    `lost` are requests that retention removed from Kafka while they were cold, `refused` those
-    whose record Kafka does not take again.
+    `lost` are requests that retention removed from Kafka while they were cold: they become dead
+    letters. `refused` are those whose record Kafka does not take again.
     """
 
     shard: Shard
@@ -61,9 +70,12 @@ class Promoted:
     refused: int = 0
 
 
+_Kind = Literal["near", "renewed", "lost"]
+
+
 class _ToCarry(NamedTuple):
     record: Record
-    stays_cold: bool
+    kind: _Kind
     caller_id: str | None
 
 
@@ -90,8 +102,7 @@ class Promotion:
     _carried: set[int] = field(default_factory=set)
     _read_to: int = 0
     _markers: int = 0
-    _promoted: int = 0
-    _renewed: int = 0
+    _done: Counter[_Kind] = field(default_factory=Counter)
     _refused: int = 0
 
     def run(self, now_ms: int) -> Promoted:
@@ -109,31 +120,45 @@ class Promotion:
             self._note_ended(batch, now_ms)
         self._read_to = max(self._read_to, bounds.end)
         self._carry_all(bounds.start, now_ms)
-        lost = sum(offset < bounds.start for offset in self.cold)
-        if lost:
+        if lost := self._done["lost"]:
             logger.error(
                 "%s: retention removed %d cold requests before they were promoted or renewed; they "
-                "are lost; set retention.ms of %s well above the time between two promotions",
-                self.shard, lost, self.shard.topic,
+                "are lost, and become dead letters; set retention.ms of %s well above the time "
+                "between two promotions", self.shard, lost, self.shard.topic,
             )  # fmt: skip
         return Promoted(
-            self.shard, len(self.cold), self._promoted, self._renewed, lost, self._refused
+            self.shard,
+            len(self.cold),
+            self._done["near"],
+            self._done["renewed"],
+            lost,
+            self._refused,
         )
 
     def _carry_all(self, start: int, now_ms: int) -> None:
         size = 0
         waiting: list[_ToCarry] = []
-        for record in self._cold_records(start):
-            to_carry = self._to_carry(record, now_ms)
-            if to_carry is None:
-                continue
+        for to_carry in chain(self._removed(start), self._readable(start, now_ms)):
             waiting.append(to_carry)
-            size += len(record.value or b"")
+            size += record_bytes(to_carry.record)
             if len(waiting) == CARRIED_AT_ONCE or size > BYTES_AT_ONCE:
                 self._carry(waiting, now_ms)
                 size = 0
                 waiting.clear()
         self._carry(waiting, now_ms)
+
+    def _removed(self, start: int) -> Iterator[_ToCarry]:
+        """The cold requests that Kafka removed: they end as dead letters, as they would hold the mark forever."""
+        # No other run can carry them any more, and all that carried them before is in `_carried`.
+        for offset in self.cold:
+            if offset < start and offset not in self._carried:
+                yield _ToCarry(removed_record(offset), "lost", None)
+
+    def _readable(self, start: int, now_ms: int) -> Iterator[_ToCarry]:
+        for record in self._cold_records(start):
+            to_carry = self._to_carry(record, now_ms)
+            if to_carry is not None:
+                yield to_carry
 
     def _cold_records(self, start: int) -> Iterator[Record]:
         """The cold requests to be carried, read from the parts of the journal that have some."""
@@ -146,16 +171,16 @@ class Promotion:
                         yield record
 
     def _to_carry(self, record: Record, now_ms: int) -> _ToCarry | None:
-        parsed = self.format.parse(
+        parsed = self.format.of_accepted.parse(
             original_record(record) if carried(record.headers) else record, now_ms
         )
         if not isinstance(parsed, Request):  # its format has changed: it becomes a dead letter
-            return _ToCarry(record, False, None)
+            return _ToCarry(record, "near", None)
         if self.lead_ms is None or parsed.due_ms <= now_ms + self.lead_ms:
-            return _ToCarry(record, False, parsed.caller_id)
+            return _ToCarry(record, "near", parsed.caller_id)
         if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
             return None
-        return _ToCarry(record, True, parsed.caller_id)
+        return _ToCarry(record, "renewed", parsed.caller_id)
 
     def _carry(self, waiting: Sequence[_ToCarry], now_ms: int) -> None:
         """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""
@@ -163,8 +188,8 @@ class Promotion:
         if not kept:
             return
         self.producer.begin()
-        for record, stays_cold, _ in kept:
-            self.producer.send(record, carry_on(record, is_cold=stays_cold), now_ms)
+        for record, kind, _ in kept:
+            self.producer.send(record, carry_on(record, is_cold=kind == "renewed"), now_ms)
         end, refused = self.producer.flush()
         # Others wrote in between, and may have ended some of these requests. A transaction that is
         # still open counts too: if it commits, its records come before these.
@@ -175,9 +200,7 @@ class Promotion:
         self._markers = 1  # the marker that ends this transaction takes an offset
         if not refused and not any(map(self._is_ended, kept)):
             self.producer.commit()
-            renewed = sum(stays_cold for _, stays_cold, _ in kept)
-            self._renewed += renewed
-            self._promoted += len(kept) - renewed
+            self._done.update(kind for _, kind, _ in kept)
             return
         self.producer.abort()
         if not refused:

@@ -12,6 +12,7 @@ from blackbox.core.interpret import refused_entry
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Carried, Change, Replacement
+from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.request import OUTCOME_UNKNOWN, Invalid, Reason, Record, Request
 
@@ -50,7 +51,9 @@ def _unknown_if_due(record: Record, change: Change, before_ms: int) -> Change:
         # the request's own fields, not the record: the next time is asked for from these
         unknown = Entry(*content)._replace(reason=letter.reason, detail=letter.detail)
     else:
-        unknown = refused_entry(record, letter, due_ms or record.timestamp_ms)
+        # as its caller wrote it: a replay of the letter must not count as the promotion of a request
+        original = original_if_carried(record)
+        unknown = refused_entry(original, letter, due_ms or record.timestamp_ms)
         unknown = unknown._replace(caller_id=change.caller_id)
     return (
         change._replace(content=unknown) if isinstance(change, Carried | Replacement) else unknown

@@ -74,7 +74,7 @@ GAUGES = {
     ),
     "cold_unpromotable": (
         "Requests of the cold tier that the last promotion could not write again: Kafka no longer has their record, and "
-        "they are lost (removed), or does not accept it any more (refused)", "shard", "reason",
+        "they become dead letters (removed), or does not accept it any more (refused)", "shard", "reason",
     ),
     "rebuild_records": (
         "Requests that the last rebuild has read (read), and that it has to read in all (total)", "shard", "state",

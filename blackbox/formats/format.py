@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from traceback import walk_tb
@@ -20,6 +22,9 @@ from blackbox.records.request import (
     Request,
     is_topic_name,
 )
+
+LONGEST_COUNTDOWN_S = 315_360_000
+"""The largest BLACKBOX_MAX_COUNTDOWN_S: ten years."""
 
 MAX_ID_CHARS = 255
 # Enough to notice a name that is too long: a character has four bytes at most.
@@ -65,6 +70,14 @@ class Format(ABC):
         self._max_countdown_s = options.max_countdown_s
         self._own_topics = options.own_topics
         self._usual_targets: set[str] = set()
+
+    @cached_property
+    def of_accepted(self) -> Format:
+        """The same format for requests that were accepted before: they may be due as far ahead as any."""
+        # BLACKBOX_MAX_COUNTDOWN_S may have been lowered since
+        unlimited = copy(self)
+        unlimited._max_countdown_s = LONGEST_COUNTDOWN_S
+        return unlimited
 
     def parse(self, record: Record, latest_ms: int) -> Request | Cancel | Invalid | None:
         """Read one record; never raises. A time in the past means at once.

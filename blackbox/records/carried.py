@@ -20,6 +20,9 @@ from blackbox.records.request import MAX_OFFSET, Headers, Record
 HEADER = "blackbox-carried"
 """The last header of a carried record."""
 
+# The lengths of a name and of a value, as Kafka writes them, have at most five bytes each.
+LENGTHS_BYTES = 10
+
 
 class Carry(NamedTuple):
     """The request that a carried record stands for.
@@ -69,6 +72,24 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
         origin, timestamp_ms, own = record.offset, record.timestamp_ms, record.headers
     value = orjson.dumps([record.offset, origin, timestamp_ms, is_cold])
     return [*own, (HEADER, value)]
+
+
+def removed_record(offset: int) -> Record:
+    """What promotion writes again of a cold request whose record Kafka has removed: nothing but the header."""
+    return Record(offset, 0, None, None, [])
+
+
+def stands_for_removed(record: Record) -> bool:
+    """Whether this carried record is that of a request whose own record Kafka had removed."""
+    return record.key is None and record.value is None and len(record.headers) == 1
+
+
+def record_bytes(record: Record) -> int:
+    """How much of a producer's and a topic's limit this record takes, at most, without compression."""
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name.encode()) + len(value or b"") + LENGTHS_BYTES
+    return size
 
 
 def original_record(record: Record) -> Record:

@@ -1664,4 +1664,82 @@ BUGS = (
             "tests/unit/test_message_conversion.py::test_a_record_says_whether_the_broker_set_its_timestamp",
         ),
     ),
+    Bug(
+        "cold-by-value-alone",
+        "Whether a request may be cold depends on the size of its value alone.",
+        (
+            Change(
+                "core/interpret.py",
+                "is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES",
+                'is_far_ahead and len(record.value or b"") <= MOST_COLD_BYTES',
+            ),
+        ),
+        (),
+        ("tests/unit/test_interpret.py",),
+    ),
+    Bug(
+        "letter-of-the-carried-record",
+        "The dead letter of a promoted request of unknown outcome is the record that promotion wrote.",
+        (
+            Change(
+                "core/rebuild.py",
+                "        original = original_if_carried(record)\n",
+                "        original = record\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebuild.py",),
+    ),
+    Bug(
+        "replay-as-promotion",
+        "A replay of a dead letter keeps the headers by which blackbox marks its own records.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN)",
+                "headers[end - 1][0] in (REPLACES,)",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py",),
+    ),
+    Bug(
+        "removed-cold-requests-stay",
+        "Promotion does not end cold requests that Kafka has removed.",
+        (
+            Change(
+                "core/promotion.py",
+                "in chain(self._removed(start), self._readable(start, now_ms)):",
+                "in self._readable(start, now_ms):",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
+    Bug(
+        "cold-by-a-fast-clock",
+        "A request with a caller's timestamp in the future is cold, so its due time is determined again at its promotion.",
+        (
+            Change(
+                "core/interpret.py",
+                "    if not record.has_broker_time and record.timestamp_ms > latest_ms + WRITER_AHEAD_MS:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_interpret.py",),
+    ),
+    Bug(
+        "accepted-requests-judged-again",
+        "Requests of the cold tier are judged again by the current BLACKBOX_MAX_COUNTDOWN_S.",
+        (
+            Change(
+                "formats/format.py",
+                "        unlimited._max_countdown_s = LONGEST_COUNTDOWN_S\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
 )

@@ -263,6 +263,24 @@ def test_a_recurring_request_of_unknown_outcome_keeps_its_recurrence(
     assert (letter.target, letter.message, letter.recurs) == ("orders", b"hi", "every 60000")
 
 
+def test_the_dead_letter_of_a_promoted_request_is_the_record_of_its_caller(
+    recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
+) -> None:
+    write_records(request(due_ms=BEFORE_MS), request(due_ms=BEFORE_MS))
+    write_records(request(due_ms=BEFORE_MS), headers=[("trace", b"1"), *carries(0)])
+    write_records(request(due_ms=BEFORE_MS), headers=[*replaces(9), *carries(1)])
+    journal.receipt_records += [None, None]
+    journal.append(delivered(0, 1, at_ms=RECEIPT_MS))
+    journal.first_receipt, journal.first_request = 2, 2
+
+    recovery.open()
+
+    assert reasons(client) == {2: "outcome-unknown", 3: "outcome-unknown"}
+    letters = [entries.decode(held(client).payloads[offset]) for offset in (2, 3)]
+    caller = ("CALLER_SERVICE", "shop")
+    assert [letter.headers for letter in letters] == [[caller, ("trace", "1")], [caller]]
+
+
 def test_receipts_from_offset_0_leave_no_outcome_unknown(
     recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:

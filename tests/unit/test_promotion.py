@@ -1,0 +1,233 @@
+"""What promotion writes again, and what becomes of it when intake reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+
+from blackbox.core.bits import Bits
+from blackbox.core.intake import Intake
+from blackbox.core.plan import Batch
+from blackbox.core.promotion import Promoted, Promotion
+from blackbox.formats import Format, Options, make_format
+from blackbox.index.shard_index import ShardIndex
+from blackbox.records import entry as entries
+from blackbox.records.request import Headers, Record, request_id
+from tests.contract.held import NOW_MS, PREFIX, SHARD, held
+from tests.fakes import FakeJournal
+
+DAY_S, DAY_MS = 86_400, 86_400_000
+LETTER = "payload-lost"
+
+
+def countdown(max_countdown_s: int = 400 * DAY_S) -> Format:
+    return make_format("countdown", Options(max_countdown_s, lambda topic: topic == "TB"))
+
+
+class PromotionJournal(FakeJournal):
+    def uncommitted(self, start: int, end: int) -> Iterator[Batch]:
+        return self.requests(start, end)
+
+
+@dataclass
+class Producer:
+    """Writes to the end of the journal; `meanwhile` happens before its first records arrive there."""
+
+    journal: FakeJournal
+    meanwhile: Callable[[], object] = lambda: None
+    _waiting: list[tuple[Record, Headers, int]] = field(default_factory=list)
+
+    def open(self) -> None: ...
+
+    def begin(self) -> None:
+        self._waiting = []
+
+    def send(self, record: Record, headers: Headers, timestamp_ms: int) -> None:
+        self._waiting.append((record, headers, timestamp_ms))
+
+    def flush(self) -> tuple[int, Mapping[int, str]]:
+        self.meanwhile()
+        self.meanwhile = lambda: None
+        for record, headers, timestamp_ms in self._waiting:
+            append(self.journal, record.key, record.value, headers, timestamp_ms)
+        return len(self.journal.request_records), {}
+
+    def commit(self) -> None:
+        self.journal.request_records.append(None)  # the marker of the transaction
+
+    def abort(self) -> None:
+        count = len(self._waiting)
+        self.journal.request_records[-count:] = [None] * (count + 1)
+
+
+def append(
+    journal: FakeJournal,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]] = (),
+    timestamp_ms: int = NOW_MS,
+    *,
+    is_stamped: bool = True,
+) -> int:
+    offset = len(journal.request_records)
+    read = Record(offset, timestamp_ms, key, value, list(headers), None, is_stamped)
+    journal.request_records.append(read)
+    return offset
+
+
+class Lab:
+    """A shard with a cold tier, its horizon is a day."""
+
+    def __init__(self, index: ShardIndex, client: Any) -> None:
+        self.index, self.client = index, client
+        self.journal = PromotionJournal()
+        self.producer = Producer(self.journal)
+        self.format = countdown()
+        self.now_ms = NOW_MS
+
+    def ask(self, countdown_s: float, id: str | None = None, **more: Any) -> int:
+        value = {"topic": "orders", "message": "m", "countdown": countdown_s, "id": id}
+        return append(self.journal, None, orjson.dumps(value), timestamp_ms=self.now_ms, **more)
+
+    def cancel(self, id: str) -> int:
+        return append(self.journal, None, orjson.dumps({"id": id, "cancel": True}))
+
+    def read(self) -> None:
+        start, end = self.index.positions.requests, len(self.journal.request_records)
+        records = [one for one in self.journal.request_records[start:end] if one is not None]
+        intake = Intake(self.format, self.index, DAY_MS)
+        intake.apply(Batch(start, end, records), self.now_ms)
+
+    def promote(self) -> Promoted:
+        return Promotion(
+            shard=SHARD,
+            position=self.index.positions.requests,
+            cold=self.cold(),
+            journal=self.journal,
+            producer=self.producer,
+            format=self.format,
+            lead_ms=DAY_MS,
+            renew_after_ms=DAY_MS,
+        ).run(self.now_ms)
+
+    def cold(self) -> set[int]:
+        segments = self.client.hgetall(PREFIX + "cold")
+        bits = {int(segment): bitmap for segment, bitmap in segments.items()}
+        return set(Bits(bits))
+
+    def pending(self) -> dict[int, tuple[str | None, int]]:
+        """Why each pending request becomes a dead letter, if it does, and when it is due."""
+        found = held(self.client)
+        stored = {offset: entries.decode(found.payloads[offset]) for offset in found.offsets()}
+        return {offset: (entry.reason, entry.due_ms) for offset, entry in stored.items()}
+
+    def lowest(self) -> int:
+        """The offset that the low-water mark can move to."""
+        with closing(self.index.walk()) as walk:
+            while walk.slice():
+                pass
+            return walk.lowest
+
+
+@pytest.fixture
+def lab(index: ShardIndex, client: Any) -> Lab:
+    return Lab(index, client)
+
+
+def test_a_cold_request_that_kafka_removed_becomes_a_dead_letter_and_frees_the_low_water_mark(
+    lab: Lab,
+) -> None:
+    removed, kept = lab.ask(30 * DAY_S), lab.ask(30 * DAY_S)
+    lab.read()
+    assert (lab.cold(), lab.lowest()) == ({removed, kept}, removed)
+    lab.journal.first_request = 1
+
+    promoted = lab.promote()
+    again = lab.promote()  # before intake has read what the first run wrote
+    lab.read()
+
+    assert (promoted.lost, again.lost) == (1, 0)
+    assert lab.pending() == {2: (LETTER, lab.now_ms)}
+    assert (lab.cold(), lab.lowest()) == ({kept}, kept)
+    assert lab.promote().lost == 0
+
+
+def test_a_dead_letter_names_the_record_that_kafka_removed(lab: Lab) -> None:
+    lab.ask(30 * DAY_S)
+    lab.read()
+    lab.journal.first_request = 1
+    lab.promote()
+    lab.read()
+
+    [payload] = held(lab.client).payloads.values()
+    letter = entries.decode(payload)
+
+    assert "Kafka removed the record at offset 0" in (letter.detail or "")
+    assert (letter.message, letter.key, list(letter.headers)) == (None, None, [])
+
+
+def test_a_request_that_was_promoted_before_kafka_removed_it_is_not_lost(lab: Lab) -> None:
+    lab.ask(2 * DAY_S)
+    lab.read()
+    lab.now_ms += 3 * DAY_MS // 2
+    assert lab.promote().near == 1
+    lab.journal.first_request = 1
+
+    assert lab.promote().lost == 0
+    lab.read()
+
+    assert lab.pending() == {1: (None, NOW_MS + 2 * DAY_MS)}
+
+
+@pytest.mark.parametrize("is_by_id", [False, True])
+def test_a_removed_request_that_its_caller_cancels_meanwhile_is_no_dead_letter(
+    lab: Lab, is_by_id: bool
+) -> None:
+    offset = lab.ask(30 * DAY_S, "a")
+    lab.read()
+    lab.journal.first_request = 1
+
+    def cancel() -> None:
+        if is_by_id:
+            header = ("blackbox-cancel", request_id(SHARD, offset).encode())
+            append(lab.journal, None, None, [header])
+        else:
+            lab.cancel("a")
+
+    lab.producer.meanwhile = cancel
+    lab.promote()
+    lab.read()
+
+    assert (lab.pending(), lab.cold()) == ({}, set())
+
+
+def test_a_request_that_was_accepted_is_promoted_and_renewed_after_the_longest_countdown_was_lowered(
+    lab: Lab,
+) -> None:
+    lab.ask(40 * DAY_S)
+    lab.read()
+    lab.format = countdown(30 * DAY_S)
+
+    lab.now_ms += 2 * DAY_MS
+    assert lab.promote().renewed == 1
+    lab.read()
+    lab.now_ms += 37 * DAY_MS
+    assert lab.promote().near == 1
+    lab.read()
+
+    [(reason, due_ms)] = lab.pending().values()
+    assert (reason, due_ms) == (None, NOW_MS + 40 * DAY_MS)
+
+
+def test_a_new_request_is_limited_by_the_lowered_countdown(lab: Lab) -> None:
+    lab.format = countdown(30 * DAY_S)
+    lab.format.of_accepted  # noqa: B018
+    lab.ask(40 * DAY_S)
+    lab.read()
+
+    assert lab.pending() == {0: ("too-far", NOW_MS)}
