@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from itertools import islice
 
@@ -11,10 +12,12 @@ from blackbox.core.ports import Writer
 from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
-from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, deliveries
 from blackbox.records.receipt import Places, Receipt, topic_of
-from blackbox.records.request import UNDELIVERABLE, Reason, Record
+from blackbox.records.request import MAY_COME_BACK, UNDELIVERABLE, Reason, Record
 from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
+
+logger = logging.getLogger("blackbox.core.dispatch")
 
 # Delay of what a strict topic takes only in a later transaction: other messages go before it.
 PART_LATER_MS = 50
@@ -39,8 +42,11 @@ class DeliveryTransaction:
         self._places: Places = {}
         self._letters: Places = {}
         self._follow_ups: Places = {}
-        topics = {entry.target for entry in self.ready.values()}
-        self._limits = triage.targets.limits(topics | {triage.dead_letter_topic})
+        topics = {entry.target for entry in self.ready.values()} | {triage.dead_letter_topic}
+        ended = [*self.ready.values(), *self.dead.values()]
+        if triage.follow_ups.has_some(ended):
+            topics.update(*(triage.follow_ups.topics(entry) for entry in ended))
+        self._limits = triage.targets.limits(topics)
         self._parts = RecordBatches(self._limits)
 
     @property
@@ -62,7 +68,10 @@ class DeliveryTransaction:
         return bool(self.ready or self.dead)
 
     def send_follow_ups(self) -> None:
-        """Send the follow-ups. Raises Refused, after an abort, if the client refuses some."""
+        """Send the follow-ups, in a smaller form if the topic would refuse them, or not at all.
+
+        Raises Refused, after an abort, if their topic may take some later.
+        """
         follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
         if not follow_ups.has_some(ended.values()):
             return
@@ -73,7 +82,7 @@ class DeliveryTransaction:
             (follow_ups.copies(delivered), {}),  # receipts do not name copies
         ):
             for message in part:
-                refusal = self._writer.send(message, places)
+                refusal = self._send_follow_up(message, ended[message.offset], places)
                 if refusal is not None:
                     suspects[message.offset] = refusal
         self._take_back(suspects)
@@ -106,6 +115,19 @@ class DeliveryTransaction:
             topics=dict(self._triage.targets.ids(topics)),
             read=self._known,
         )
+
+    def _send_follow_up(self, message: Outgoing, entry: Entry, places: Places) -> Refusal | None:
+        """Send a follow-up in the largest form that its topic takes; return why it must be sent later."""
+        limits = self._limits.get(message.topic, NO_LIMITS)
+        refusal: Refusal | None = None
+        for form in self._triage.follow_ups.forms(message, entry):
+            refusal = limits.refusal(form) or self._writer.send(form, places)
+            if refusal is None or refusal[0] in MAY_COME_BACK:
+                return refusal
+        # it would be refused each time, and the request could never end
+        where = self._triage.shard.source(message.offset)
+        logger.error("%s: ends without its record in %s: %s", where, message.topic, refusal)
+        return None
 
     def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
@@ -157,7 +179,7 @@ class DeliveryTransaction:
             detail = f"{detail}; {RECORD_GONE}"
         record, topic = original or as_record(offset, entry), self._triage.dead_letter_topic
         forms = dead_letters(self._triage.shard, topic, record, entry.reason or "", detail)
-        return list(islice(forms, entry.shortened, None))
+        return list(islice(forms, entry.shortened % FORMS, None))
 
     def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:
         """Whether a message goes into this transaction, if need be after a flush; if not, add it to `later`."""

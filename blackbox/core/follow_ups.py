@@ -23,11 +23,17 @@ from typing import Protocol
 
 from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import Format
+from blackbox.formats.format import CALLER_HEADER
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Outgoing, Refusal, deliveries
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, deliveries
 from blackbox.records.receipt import Places
-from blackbox.records.recurrence import follows, next_request_headers, next_request_value
+from blackbox.records.recurrence import (
+    follows,
+    last_request_value,
+    next_request_headers,
+    next_request_value,
+)
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.follow_ups")
@@ -98,6 +104,22 @@ class FollowUps:
         for message in deliveries(self.shard, valid):
             key = _key(valid[message.offset])
             yield message._replace(topic=topic, key=key, value=None, partition=partition)
+
+    def forms(self, message: Outgoing, entry: Entry) -> Sequence[Outgoing]:
+        """The forms of a follow-up, the largest first: it can be larger than the request that it follows.
+
+        The smaller tombstone has only blackbox's own headers. The smaller request for a next time
+        also lacks the message, and so becomes a dead letter.
+        """
+        if message.topic != self.shard.topic:  # a copy is as large as the message
+            return (message,)
+        smaller = message._replace(headers=message.headers[len(entry.headers) :])
+        if self.history_topic is None:
+            caller = [] if entry.caller is None else [(CALLER_HEADER, entry.caller)]
+            headers = [*caller, *smaller.headers]
+            smaller = smaller._replace(value=last_request_value(entry), headers=headers)
+        # the broker has refused all forms of the dead letter beside the larger one
+        return (smaller,) if entry.shortened >= FORMS else (message, smaller)
 
     def copies(self, delivered: Mapping[int, Entry]) -> Iterator[Outgoing]:
         """Copies of the messages for the history topic."""

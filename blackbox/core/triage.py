@@ -247,14 +247,18 @@ class Triage:
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, as_dead(entry, refusal)
-        if entry.shortened + 1 == FORMS:  # there is no smaller form
+        shortened = entry.shortened + 1
+        # of a letter with follow-ups each form is sent again, beside smaller follow-ups
+        if shortened == (2 * FORMS if self.follow_ups.topics(entry) else FORMS):
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
+        if shortened == FORMS:
+            return now_ms, entry._replace(shortened=shortened)
         detail_of_short_form = (
             f"shortened, because the broker refused the full letter ({reason}: {detail}); "
             f"{entry.detail}"
         )
-        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=detail_of_short_form)
+        return now_ms, entry._replace(shortened=shortened, detail=detail_of_short_form)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""

@@ -724,6 +724,32 @@ BUGS = (
         (),
     ),
     Bug(
+        "waits-for-a-follow-up-that-never-fits",
+        "A request waits for a follow-up that its topic refuses each time, and each attempt opens the shard again.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "            if refusal is None or refusal[0] in MAY_COME_BACK:\n",
+                "            if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "waits-for-a-follow-up-that-brokers-refuse",
+        "A request waits for a follow-up that the brokers refuse, and that blackbox could not check before.",
+        (
+            Change(
+                "core/follow_ups.py",
+                "        return (smaller,) if entry.shortened >= FORMS else (message, smaller)\n",
+                "        return (message, smaller)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "neighbours-refused",
         "If Kafka refuses one record of a rebind's batch, other requests of the batch become dead letters too.",
         (

@@ -39,6 +39,7 @@ from blackbox.records.errors import (
 )
 from blackbox.records.outgoing import Outgoing, Refusal, deliveries
 from blackbox.records.receipt import Claim
+from blackbox.records.recurrence import ENDS_TOO_LARGE
 from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
@@ -1976,6 +1977,98 @@ def test_a_recurring_request_is_written_again_after_its_dead_letter(
     make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
 
     assert [outgoing.topic for outgoing in writer.committed] == [LETTERS, "TB"]
+
+
+def test_a_recurrence_whose_next_request_is_too_large_ends_and_its_message_is_delivered(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    headers = [("CALLER_SERVICE", b"shop"), ("trace", b"t")]
+    pend(RECURS._replace(headers=headers, caller="shop"), to("bills"))
+    writer.refuses = lambda o: TOO_LARGE if o.topic == "TB" and "trace" in dict(o.headers) else None
+
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "bills", "TB"]
+    last = writer.committed[-1]
+    assert last.headers == [("CALLER_SERVICE", "shop"), ("blackbox-follows", "TB/3@0")]
+    written = Record(9, NOW_MS, last.key, last.value, [("blackbox-follows", b"TB/3@0")])
+    refused = COUNTDOWN.parse(written, NOW_MS)
+    assert refused == Invalid(Reason.BAD_RECURRENCE, ENDS_TOO_LARGE)
+
+
+def test_a_recurrence_ends_if_its_next_request_exceeds_the_limit_of_the_request_topic(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(RECURS._replace(message=b"m" * 2000))
+    targets.strict["TB"] = Limits(needs_key=True, most_bytes=1000)
+
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
+    assert b'"message"' not in (writer.committed[1].value or b"")
+
+
+SCHEDULES = make_format(
+    "scheduler", Options(max_countdown_s=1000, own_topics=lambda topic: False, topic="TB")
+)
+
+
+def test_a_tombstone_too_large_with_the_headers_of_its_schedule_is_written_without_them(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(caller_id="a", headers=[("trace", b"t")]))
+    writer.refuses = lambda o: TOO_LARGE if len(o.headers) > 3 and o.topic == "TB" else None
+
+    make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB", "history"]
+    tombstone = writer.committed[1]
+    assert (tombstone.key, tombstone.value) == (b"a", None)
+    assert [name for name, _ in tombstone.headers] == [
+        "blackbox-id", "blackbox-due-ms", "blackbox-source",
+    ]  # fmt: skip
+
+
+def test_a_message_is_delivered_although_the_history_topic_would_refuse_its_copy(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(to(caller_id="a"))
+    targets.strict["history"] = Limits(needs_key=True, most_bytes=None)
+
+    make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
+
+
+def test_a_request_waits_while_its_follow_up_is_refused_for_a_reason_that_may_pass(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(RECURS)
+    writer.refused["TB"] = UNKNOWN
+
+    with pytest.raises(Refused):
+        make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert writer.committed == []
+
+
+def test_a_request_ends_although_the_broker_always_refuses_its_follow_up(
+    make: Make, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(RECURS, to("bills"))
+    writer.fails = lambda o: TOO_LARGE if b'"message"' in (o.value or b"") else None
+    dispatch, openings = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())), 0
+    for second in range(20):
+        try:
+            dispatch.tick(NOW_MS + second * 1000)
+        except Refused:
+            openings += 1
+
+    assert writer.sent_to("bills") == [1]
+    assert letter(writer, 0).value == b"record 0"
+    assert writer.sent_to("TB") == [0]
+    assert openings <= 5
+    assert held(client).due == []
 
 
 def test_a_batch_with_a_superseded_follow_up_is_aborted_and_that_request_postponed(
