@@ -22,6 +22,8 @@ logger = logging.getLogger("blackbox.core.dispatch")
 # Delay of what a strict topic takes only in a later transaction: other messages go before it.
 PART_LATER_MS = 50
 UNFIT_LATER_MS = 60_000
+# After 1, 2 and 4 s.
+MOST_WAITS_FOR_INTAKE = 3
 
 
 class DeliveryTransaction:
@@ -91,12 +93,22 @@ class DeliveryTransaction:
         """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
         return self._writer.flush(self._hopeless)
 
-    def check_follow_ups(self) -> None:
-        """Raise Refused, after an abort, if a later record asks for some of it again, or cancels it."""
-        if self._follow_ups:
-            ended = self.ready | self.dead
-            overtaken = self._triage.follow_ups.overtaken(self._known, ended, self._follow_ups)
+    def take_back_overtaken(self) -> Mapping[int, Refusal]:
+        """Abort if a later record asks for some of it again, or cancels it; return these requests.
+
+        Raises Refused instead if one of them has waited for intake too often.
+        """
+        if not self._follow_ups:
+            return {}
+        follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
+        overtaken = follow_ups.overtaken(self._known, ended, self._follow_ups)
+        follow_ups.note_contended([ended[offset] for offset in overtaken], self._now_ms)
+        # Intake cannot store the later record, perhaps because Redis is full: recovery applies it.
+        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):
             self._take_back(overtaken)
+        if overtaken:
+            self._writer.abort()
+        return overtaken
 
     def receipt(self, dead: Mapping[int, Entry]) -> Receipt:
         """The receipt of what was sent; `dead` are the dead letters that the brokers have."""
@@ -199,7 +211,7 @@ class DeliveryTransaction:
         refusals = self._triage.reported_unavailable(set(waiting.values()), refresh=True)
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
-    def _take_back(self, suspects: dict[int, Refusal]) -> None:
+    def _take_back(self, suspects: Mapping[int, Refusal]) -> None:
         if suspects:
             self._writer.abort()
-            raise Refused(suspects)
+            raise Refused(dict(suspects))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
@@ -36,6 +36,25 @@ class DueBatch:
     dead: dict[int, Entry] = field(default_factory=dict)
     deferred: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether it has anything for one transaction."""
+        return bool(self.ready or self.dead)
+
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """What goes into one transaction."""
+        yield from self.ready.items()
+        yield from self.dead.items()
+
+    def take_out(self, offsets: Iterable[int]) -> DueBatch:
+        """Take these requests out, as a batch of their own."""
+        taken = DueBatch()
+        for offset in list(offsets):
+            if offset in self.ready:
+                taken.ready[offset] = self.ready.pop(offset)
+            else:
+                taken.dead[offset] = self.dead.pop(offset)
+        return taken
 
     def defer_spread(self, offset: int, now_ms: int) -> None:
         """Defer a request, a little later than what was deferred before it."""

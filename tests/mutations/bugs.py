@@ -750,6 +750,58 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "opened-again-for-each-later-record",
+        "A shard is opened again whenever a later record ends a request in delivery. One busy id stops the shard.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):\n",
+                "        if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "a-busy-id-holds-up-others",
+        "A request whose id was overtaken is sent with the others again, and takes them back again.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))\n",
+                "        last = DueBatch()\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "a-busy-id-is-read-ahead",
+        "A request that is sent after the others is read ahead while they are delivered, and is delivered twice.",
+        (
+            Change(
+                "core/dispatch.py",
+                "                is_whole = not batch.alone and not last\n",
+                "                is_whole = not batch.alone\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "recovery-never-helps-intake",
+        "A request waits without end for a later record that intake cannot store, because Redis is full.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "            self._take_back(overtaken)\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "neighbours-refused",
         "If Kafka refuses one record of a rebind's batch, other requests of the batch become dead letters too.",
         (
@@ -983,8 +1035,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                reads_ahead = did.is_full and not batch.alone and not self._has_released\n",
-                "                reads_ahead = did.is_full and not batch.alone\n",
+                "                reads_ahead = did.is_full and is_whole and not self._has_released\n",
+                "                reads_ahead = did.is_full and is_whole\n",
             ),
         ),
         (),

@@ -13,9 +13,10 @@ import pytest
 import redis
 
 from blackbox.core import parking
-from blackbox.core.dispatch import Dispatch, Dispatched
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.due_batch import LONGEST_RETRY_MS, MOST_LETTER_BYTES, MOST_LETTER_SPAN, QUEUED
-from blackbox.core.follow_ups import FollowUps
+from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
@@ -2071,16 +2072,88 @@ def test_a_request_ends_although_the_broker_always_refuses_its_follow_up(
     assert held(client).due == []
 
 
-def test_a_batch_with_a_superseded_follow_up_is_aborted_and_that_request_postponed(
+CANCEL_A = b'{"id": "a", "cancel": true}'
+
+
+def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     make: Make, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(RECURS, to("bills"))
     writer._ends["TB/3"] = 5
-    cancel = Record(4, NOW_MS, b"a", b'{"id": "a", "cancel": true}', [])
+    dispatch = make(
+        follow_ups=FollowUps(SHARD, COUNTDOWN, Log(Record(4, NOW_MS, b"a", CANCEL_A, [])))
+    )
 
-    with pytest.raises(Refused, match="TB/3@4 replaces or cancels it"):
-        make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
+    did = dispatch.tick(NOW_MS)
 
     assert writer.calls[-2:] == ["flush", "abort"]
-    assert writer.committed == []
+    assert (writer.committed, did.retried, did.is_full) == ([], 1, True)
     assert held(client).due == [(NOW_MS, 1), (NOW_MS + 1000, 0)]
+    assert not client.exists(PREFIX + "in-flight")
+
+    assert dispatch.tick(NOW_MS).targets == {"bills": 1}
+    assert writer.sent_to("orders") == []
+
+
+class Rewritten(Log):
+    """A topic to which the id `a` is always written once more before the follow-ups."""
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]:
+        yield Batch(start, end, [Record(end - 2, NOW_MS, b"a", CANCEL_A, [])])
+
+
+def test_an_id_that_is_written_again_and_again_holds_up_no_other_request(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(RECURS)
+    writer._ends["TB/3"] = 1000
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Rewritten()))
+    dispatch.tick(NOW_MS)
+    for _ in range(3):  # each replaces the one before, and comes with a neighbour
+        pend(RECURS, to("bills"), to("letters", caller_id="b", recurs="every 60000"))
+
+        assert dispatch.tick(NOW_MS).targets == {"bills": 1, "letters": 1}
+
+    assert writer.sent_to("orders") == []
+
+
+def test_a_request_of_an_id_that_was_overtaken_is_delivered_once(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
+    follow_ups.note_contended([RECURS], NOW_MS)
+    dispatch = make(follow_ups=follow_ups, batch_limit=2)
+    pend(to("bills"), RECURS, *[to("bills")] * 2)
+
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert (writer.sent_to("orders"), writer.sent_to("bills")) == ([1], [0, 2, 3])
+
+
+def test_an_overtaken_id_goes_with_the_others_again_after_a_while(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
+    follow_ups.note_contended([RECURS], NOW_MS - CONTENDED_MS)
+    pend(RECURS, to("bills"))
+
+    make(follow_ups=follow_ups).tick(NOW_MS)
+
+    assert writer.calls.count("commit") == 1
+
+
+def test_a_request_that_intake_does_not_end_in_time_requires_recovery(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    """Only recovery applies the later record if Redis is full of such requests."""
+    pend(RECURS)
+    writer._ends["TB/3"] = 1000
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Rewritten()))
+    for second in (0, 1, 3):
+        dispatch.tick(NOW_MS + second * 1000)
+
+    with pytest.raises(Refused, match="replaces or cancels it"):
+        dispatch.tick(NOW_MS + 7000)
+
+    assert writer.committed == []
