@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection, Mapping
 from itertools import islice
 
-from blackbox.core.due_batch import DueBatch, as_dead
+from blackbox.core.due_batch import DueBatch, as_dead, is_in_kafka
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
-from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
+from blackbox.core.triage import RECORD_GONE, Triage, as_record
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, deliveries
@@ -144,7 +144,7 @@ class DeliveryTransaction:
     def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
         return self._triage.originals(
-            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
+            offset for offset, entry in dead.items() if is_in_kafka(entry)
         )
 
     def _send_messages(self) -> dict[int, Postponed]:

@@ -75,9 +75,9 @@ class Triage:
             batch.defer_spread(offset, now_ms)
         self._set_unavailable_aside(batch, now_ms, due)
         batch.park_behind_backlogs(due)
-        batch.defer_large_letters(now_ms)
-        # last: it depends on whether any message is ready
+        # late: it depends on whether any message is ready
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
+        batch.defer_distant_letters(now_ms)
         return batch
 
     def _decoded(self, due: DueEntries, now_ms: int) -> dict[int, Entry]:
@@ -267,11 +267,6 @@ class Triage:
 
 
 RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
-
-
-def is_record(entry: Entry) -> bool:
-    """Whether the entry holds the request's own record."""
-    return not entry.target  # `refused_entry` leaves it empty
 
 
 def as_record(offset: int, entry: Entry) -> Record:

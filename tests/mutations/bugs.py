@@ -931,8 +931,21 @@ BUGS = (
         (
             Change(
                 "core/due_batch.py",
-                "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
+                "            elif read_bytes > MOST_LETTER_BYTES and offset != start:\n",
                 "            elif False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "scattered-letters-read-at-once",
+        "Dispatch reads the records of dead letters whose offsets are far apart before it sends the messages of a batch.",
+        (
+            Change(
+                "core/due_batch.py",
+                "        offsets = sorted(offset for offset, entry in self.dead.items() if is_in_kafka(entry))\n",
+                "        offsets = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)\n",
             ),
         ),
         (),

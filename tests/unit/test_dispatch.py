@@ -15,7 +15,13 @@ import redis
 from blackbox.core import parking
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.dispatched import Dispatched
-from blackbox.core.due_batch import LONGEST_RETRY_MS, MOST_LETTER_BYTES, MOST_LETTER_SPAN, QUEUED
+from blackbox.core.due_batch import (
+    ALONE_SPREAD_MS,
+    LONGEST_RETRY_MS,
+    MOST_LETTER_BYTES,
+    MOST_LETTER_SPAN,
+    QUEUED,
+)  # fmt: skip
 from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
@@ -1574,6 +1580,43 @@ def test_large_records_with_distant_offsets_are_read_one_at_a_time(
     assert [at for at, _ in held(client).due] == [NOW_MS + 50, NOW_MS + 100]
     for _ in range(2):
         dispatch.tick(held(client).due[0][0])
+    assert writer.sent_to(LETTERS) == places
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [to(expires_ms=NOW_MS - 1), to("nowhere", attempts=5), to("compacted")],
+    ids=["expired", "unknown-topic", "refused"],
+)
+def test_messages_do_not_wait_for_dead_letters_with_distant_offsets(
+    dispatch: Dispatch,
+    index: ShardIndex,
+    writer: FakeWriter,
+    targets: FakeTargets,
+    journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+) -> None:
+    targets.refusals["nowhere"] = UNKNOWN
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    places = [n * MOST_LETTER_SPAN for n in range(6)]
+    good = places[-1] + 1
+    store(index, 0, good + 1, dict.fromkeys(places, entry) | {good: to()})
+    reads: list[list[int]] = []
+
+    def gone(offsets: Iterable[int]) -> dict[int, Record]:
+        reads.append(list(offsets))
+        return {}
+
+    monkeypatch.setattr(journal, "records", gone)
+
+    now_ms = NOW_MS
+    for _ in range(4):
+        dispatch.tick(now_ms)
+        assert writer.sent_to("orders") == [good]
+        now_ms += ALONE_SPREAD_MS
+
+    assert [read for read in reads if read] == [places[0:2], places[2:4], places[4:6]]
     assert writer.sent_to(LETTERS) == places
 
 
