@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from itertools import islice
 
-from blackbox.core.due_batch import DueBatch, as_dead
+from blackbox.core.due_batch import DueBatch, as_dead, is_in_kafka
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
-from blackbox.core.triage import RECORD_GONE, Triage, as_record, is_record
+from blackbox.core.triage import RECORD_GONE, Triage, as_record
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
-from blackbox.records.outgoing import Outgoing, Refusal, dead_letters, deliveries
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, deliveries
 from blackbox.records.receipt import (
     MOST_RECEIPT_BYTES,
     Places,
@@ -20,12 +21,16 @@ from blackbox.records.receipt import (
     topic_bytes,
     topic_of,
 )
-from blackbox.records.request import UNDELIVERABLE, Reason, Record
+from blackbox.records.request import MAY_COME_BACK, UNDELIVERABLE, Reason, Record
 from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
+
+logger = logging.getLogger("blackbox.core.dispatch")
 
 # Delay of what a strict topic takes only in a later transaction: other messages go before it.
 PART_LATER_MS = 50
 UNFIT_LATER_MS = 60_000
+# After 1, 2 and 4 s.
+MOST_WAITS_FOR_INTAKE = 3
 
 
 class DeliveryTransaction:
@@ -47,8 +52,11 @@ class DeliveryTransaction:
         self._places: Places = {}
         self._letters: Places = {}
         self._follow_ups: Places = {}
-        topics = {entry.target for entry in self.ready.values()}
-        self._limits = triage.targets.limits(topics | {triage.dead_letter_topic})
+        topics = {entry.target for entry in self.ready.values()} | {triage.dead_letter_topic}
+        ended = [*self.ready.values(), *self.dead.values()]
+        if triage.follow_ups.has_some(ended):
+            topics.update(*(triage.follow_ups.topics(entry) for entry in ended))
+        self._limits = triage.targets.limits(topics)
         self._parts = RecordBatches(self._limits)
         self.left_out: set[int] = set()
         self._receipt_bytes = 0
@@ -77,7 +85,10 @@ class DeliveryTransaction:
         return bool(self.ready or self.dead)
 
     def send_follow_ups(self) -> None:
-        """Send the follow-ups. Raises Refused, after an abort, if the client refuses some."""
+        """Send the follow-ups, in a smaller form if the topic would refuse them, or not at all.
+
+        Raises Refused, after an abort, if their topic may take some later.
+        """
         follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
         if not follow_ups.has_some(ended.values()):
             return
@@ -88,7 +99,7 @@ class DeliveryTransaction:
             (follow_ups.copies(delivered), {}),  # receipts do not name copies
         ):
             for message in part:
-                refusal = self._writer.send(message, places)
+                refusal = self._send_follow_up(message, ended[message.offset], places)
                 if refusal is not None:
                     suspects[message.offset] = refusal
         self._take_back(suspects)
@@ -97,12 +108,22 @@ class DeliveryTransaction:
         """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
         return self._writer.flush(self._hopeless)
 
-    def check_follow_ups(self) -> None:
-        """Raise Refused, after an abort, if a later record asks for some of it again, or cancels it."""
-        if self._follow_ups:
-            ended = self.ready | self.dead
-            overtaken = self._triage.follow_ups.overtaken(self._known, ended, self._follow_ups)
+    def take_back_overtaken(self) -> Mapping[int, Refusal]:
+        """Abort if a later record asks for some of it again, or cancels it; return these requests.
+
+        Raises Refused instead if one of them has waited for intake too often.
+        """
+        if not self._follow_ups:
+            return {}
+        follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
+        overtaken = follow_ups.overtaken(self._known, ended, self._follow_ups)
+        follow_ups.note_contended([ended[offset] for offset in overtaken], self._now_ms)
+        # Intake cannot store the later record, perhaps because Redis is full: recovery applies it.
+        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):
             self._take_back(overtaken)
+        if overtaken:
+            self._writer.abort()
+        return overtaken
 
     def receipt(self, dead: Mapping[int, Entry]) -> Receipt:
         """The receipt of what was sent; `dead` are the dead letters that the brokers have."""
@@ -122,10 +143,23 @@ class DeliveryTransaction:
             read=self._known,
         )
 
+    def _send_follow_up(self, message: Outgoing, entry: Entry, places: Places) -> Refusal | None:
+        """Send a follow-up in the largest form that its topic takes; return why it must be sent later."""
+        limits = self._limits.get(message.topic, NO_LIMITS)
+        refusal: Refusal | None = None
+        for form in self._triage.follow_ups.forms(message, entry):
+            refusal = limits.refusal(form) or self._writer.send(form, places)
+            if refusal is None or refusal[0] in MAY_COME_BACK:
+                return refusal
+        # it would be refused each time, and the request could never end
+        where = self._triage.shard.source(message.offset)
+        logger.error("%s: ends without its record in %s: %s", where, message.topic, refusal)
+        return None
+
     def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
         return self._triage.originals(
-            o for o, entry in dead.items() if entry.left_bytes or not is_record(entry)
+            offset for offset, entry in dead.items() if is_in_kafka(entry)
         )
 
     def _send_messages(self) -> dict[int, Postponed]:
@@ -172,7 +206,7 @@ class DeliveryTransaction:
             detail = f"{detail}; {RECORD_GONE}"
         record, topic = original or as_record(offset, entry), self._triage.dead_letter_topic
         forms = dead_letters(self._triage.shard, topic, record, entry.reason or "", detail)
-        return list(islice(forms, entry.shortened, None))
+        return list(islice(forms, entry.shortened % FORMS, None))
 
     def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:
         """Whether a message goes into this transaction, if need be after a flush.
@@ -205,7 +239,7 @@ class DeliveryTransaction:
         refusals = self._triage.reported_unavailable(set(waiting.values()), refresh=True)
         return {offset: refusals[to] for offset, to in waiting.items() if to in refusals}
 
-    def _take_back(self, suspects: dict[int, Refusal]) -> None:
+    def _take_back(self, suspects: Mapping[int, Refusal]) -> None:
         if suspects:
             self._writer.abort()
-            raise Refused(suspects)
+            raise Refused(dict(suspects))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blackbox.core.delivery_transaction import DeliveryTransaction
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.doubtful import Doubtful
 from blackbox.core.due_batch import DueBatch
 from blackbox.core.idle_receipts import IdleReceipts
-from blackbox.core.parking import time_at
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import DispatchIndex, Writer
 from blackbox.core.rate_limit import defer_over_rate, give_back
@@ -23,25 +22,6 @@ from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
-
-
-@dataclass(slots=True)
-class Dispatched:
-    """What one tick did.
-
-    `due_ms` are the due times of what it delivered, `targets` the number of messages by target.
-    `next_due_ms` is the next due or retry time, None if there is none.
-    """
-
-    due_ms: list[int] = field(default_factory=list)
-    targets: Counter[str] = field(default_factory=Counter)
-    dead: Counter[str] = field(default_factory=Counter)
-    retried: int = 0
-    is_full: bool = False
-    next_due_ms: int | None = None
-    oldest_ms: int | None = None
-    pending: int = 0
-    in_doubt: int = 0
 
 
 @dataclass(slots=True)
@@ -100,10 +80,12 @@ class Dispatch:
         self.done = did
         pace = self.triage.pace
         later = {} if pace is None else defer_over_rate(batch, pace, self.index, now_ms)
+        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))
         try:
-            if batch.ready or batch.dead:
+            if batch:
                 # no read-ahead while a parked backlog comes out: it is apart from what is due
-                reads_ahead = did.is_full and not batch.alone and not self._has_released
+                is_whole = not batch.alone and not last
+                reads_ahead = did.is_full and is_whole and not self._has_released
                 reads_ahead = reads_ahead and not self._release() and not self._has_skipped
                 self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
             else:
@@ -118,6 +100,8 @@ class Dispatch:
             one = {offset: entry}
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
+        if last:
+            self._deliver(last, did, now_ms)
         return did
 
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
@@ -171,7 +155,7 @@ class Dispatch:
         self, batch: DueBatch, did: Dispatched, now_ms: int, *, reads_ahead: bool = False
     ) -> None:
         # before the transaction begins: reading a long backlog could outlast it
-        self._prepare_follow_ups(batch)
+        self.triage.follow_ups.read_backlog(self._known, dict(batch.entries()))
         # from here on a cancel is too late: its answer, and replacements by id, wait for the batch
         if not self._mark_in_flight(batch):
             self._defer(batch.deferred, did, now_ms)
@@ -192,13 +176,16 @@ class Dispatch:
                 self._next = self._read_ahead(now_ms, batch)
             failed = delivery.flush()
             # after the flush: only then are the offsets of the follow-ups known
-            delivery.check_follow_ups()
+            overtaken = delivery.take_back_overtaken()
         except Refused as refused:
             # before the error requires recovery: the next owner would send the same batch again
             sent = delivery.ready | delivery.dead
             self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
-        self._commit_and_remove(delivery, failed, batch, did, now_ms)
+        if overtaken:
+            self._leave_to_intake(overtaken, delivery, batch, did, now_ms)
+        else:
+            self._commit_and_remove(delivery, failed, batch, did, now_ms)
 
     def _commit_and_remove(
         self,
@@ -235,7 +222,7 @@ class Dispatch:
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])
         did.dead.update([entry.reason or "" for entry in dead.values()])
-        _count_postponed(did, batch.deferred)
+        did.count_postponed(batch.deferred)
         # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
             self._next = None  # what is postponed may have to go before it
@@ -252,20 +239,32 @@ class Dispatch:
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
+    def _leave_to_intake(
+        self,
+        overtaken: Mapping[int, Refusal],
+        delivery: DeliveryTransaction,
+        batch: DueBatch,
+        did: Dispatched,
+        now_ms: int,
+    ) -> None:
+        """Postpone the requests that a later record ends; the next tick sends the others, at once."""
+        # the shard stays open: opened again for each such record, it would deliver nothing else
+        sent = delivery.ready | delivery.dead
+        self._next = None
+        self.index.mark_in_flight((), self._removed)
+        did.is_full |= overtaken.keys() != sent.keys()
+        changes = self.triage.postpone(sent, overtaken, self.index.parked(), now_ms, ())
+        self._defer(batch.deferred | changes, did, now_ms)
+
     def _mark_in_flight(self, batch: DueBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
-        if batch.ready or batch.dead:
+        if batch:
             return True
         self.index.mark_in_flight((), self._removed)
         return False
-
-    def _prepare_follow_ups(self, batch: DueBatch) -> None:
-        follow_ups, ended = self.triage.follow_ups, batch.ready | batch.dead
-        if follow_ups.has_some(ended.values()):
-            follow_ups.read_backlog(self._known, ended)
 
     def _postpone(
         self,
@@ -289,12 +288,4 @@ class Dispatch:
                 )  # fmt: skip
                 did.is_full = False  # else they are read again at once, without end
                 return
-            _count_postponed(did, changes)
-
-
-def _count_postponed(did: Dispatched, changes: Mapping[int, Postponed]) -> None:
-    if changes:
-        did.retried += len(changes)
-        times = [ms for at_ms, _ in changes.values() if (ms := time_at(at_ms)) is not None]
-        first_ms = min(times, default=did.next_due_ms)
-        did.next_due_ms = min(first_ms, did.next_due_ms or first_ms) if first_ms else None
+            did.count_postponed(changes)

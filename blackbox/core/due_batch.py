@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
@@ -36,6 +36,25 @@ class DueBatch:
     dead: dict[int, Entry] = field(default_factory=dict)
     deferred: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether it has anything for one transaction."""
+        return bool(self.ready or self.dead)
+
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """What goes into one transaction."""
+        yield from self.ready.items()
+        yield from self.dead.items()
+
+    def take_out(self, offsets: Iterable[int]) -> DueBatch:
+        """Take these requests out, as a batch of their own."""
+        taken = DueBatch()
+        for offset in list(offsets):
+            if offset in self.ready:
+                taken.ready[offset] = self.ready.pop(offset)
+            else:
+                taken.dead[offset] = self.dead.pop(offset)
+        return taken
 
     def defer_spread(self, offset: int, now_ms: int) -> None:
         """Defer a request, a little later than what was deferred before it."""
@@ -71,17 +90,19 @@ class DueBatch:
                     del part[offset]
                     self.park(offset, entry, QUEUED)
 
-    def defer_large_letters(self, now_ms: int) -> None:
-        """Defer dead letters whose records are in Kafka, except some close together."""
-        large = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)
-        read_bytes = 0
-        for offset in large:
+    def defer_distant_letters(self, now_ms: int) -> None:
+        """Defer dead letters whose records are read from Kafka, except some close together."""
+        offsets = sorted(offset for offset, entry in self.dead.items() if is_in_kafka(entry))
+        read_bytes, spans, start = 0, 0, offsets[0] if offsets else 0
+        for offset in offsets:
             read_bytes += self.dead[offset].left_bytes
-            if offset - large[0] > MOST_LETTER_SPAN:
+            if offset - start > MOST_LETTER_SPAN:
+                spans, start = spans + 1, offset
+            if spans:  # those of one span come back together
                 del self.dead[offset]
-                self.defer_spread(offset, now_ms)
+                self.deferred[offset] = now_ms + ALONE_SPREAD_MS * spans, None
             # the first one is read whatever its size, or it would never be
-            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:
+            elif read_bytes > MOST_LETTER_BYTES and offset != start:
                 del self.dead[offset]
                 self.deferred[offset] = now_ms, None
 
@@ -134,6 +155,16 @@ def postpone_doubtful(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
         now_ms, DOUBTFUL_LATER_MS
     )
     return at_ms, None if is_unchanged else later
+
+
+def is_record(entry: Entry) -> bool:
+    """Whether the entry holds the request's own record."""
+    return not entry.target  # `refused_entry` leaves it empty
+
+
+def is_in_kafka(entry: Entry) -> bool:
+    """Whether the record of a dead letter is read from Kafka, because Redis does not hold it whole."""
+    return entry.left_bytes > 0 or not is_record(entry)
 
 
 def as_dead(entry: Entry, refusal: Refusal) -> Entry:

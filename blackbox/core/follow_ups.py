@@ -7,7 +7,7 @@ All but the copy go to the request topic, where callers write as well. A tombsto
 schedule of the same id would end the newer one. The next request of a recurring one that is being
 cancelled would bring it back. So before a batch is committed, the records between those that intake
 has stored and these follow-ups are read. If one of the batch was replaced or cancelled there, the
-transaction is aborted.
+transaction is aborted. That request waits for intake; the others are sent again without it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,26 @@ from typing import Protocol
 
 from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import Format
+from blackbox.formats.format import CALLER_HEADER
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Outgoing, Refusal, deliveries
+from blackbox.records.outgoing import FORMS, Outgoing, Refusal, deliveries
 from blackbox.records.receipt import Places
-from blackbox.records.recurrence import follows, next_request_headers, next_request_value
+from blackbox.records.recurrence import (
+    follows,
+    last_request_value,
+    next_request_headers,
+    next_request_value,
+)
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.follow_ups")
 
 # Records of others that are read inside a transaction: they take well under a second of its time.
 MOST_INSIDE = 4000
+
+# How long an id that was overtaken goes after the others, and of how many ids this is known.
+CONTENDED_MS, MOST_CONTENDED = 10_000, 10_000
 
 # Names in a backlog that are kept from one batch to the next: 16 bytes each, 64 MB a shard. Behind
 # them the backlog is read again for each batch. This takes time, but no batch is postponed for it:
@@ -68,6 +77,7 @@ class FollowUps:
     _wanted: frozenset[int] = frozenset()
     _newest_beyond: dict[int, int] = field(default_factory=dict)
     _read: int = 0
+    _contended: dict[int, int] = field(default_factory=dict)
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
         """Whether any of these requests has follow-ups."""
@@ -99,6 +109,22 @@ class FollowUps:
             key = _key(valid[message.offset])
             yield message._replace(topic=topic, key=key, value=None, partition=partition)
 
+    def forms(self, message: Outgoing, entry: Entry) -> Sequence[Outgoing]:
+        """The forms of a follow-up, the largest first: it can be larger than the request that it follows.
+
+        The smaller tombstone has only blackbox's own headers. The smaller request for a next time
+        also lacks the message, and so becomes a dead letter.
+        """
+        if message.topic != self.shard.topic:  # a copy is as large as the message
+            return (message,)
+        smaller = message._replace(headers=message.headers[len(entry.headers) :])
+        if self.history_topic is None:
+            caller = [] if entry.caller is None else [(CALLER_HEADER, entry.caller)]
+            headers = [*caller, *smaller.headers]
+            smaller = smaller._replace(value=last_request_value(entry), headers=headers)
+        # the broker has refused all forms of the dead letter beside the larger one
+        return (smaller,) if entry.shortened >= FORMS else (message, smaller)
+
     def copies(self, delivered: Mapping[int, Entry]) -> Iterator[Outgoing]:
         """Copies of the messages for the history topic."""
         if self.history_topic is not None:
@@ -110,6 +136,8 @@ class FollowUps:
 
         Raises RecoveryRequired when Kafka does not answer.
         """
+        if not self.has_some(ended.values()):
+            return
         self._look_for(ended)
         before = math.inf
         while True:
@@ -141,6 +169,24 @@ class FollowUps:
                 detail = f"{where} replaces or cancels it and must be read first"
                 found[offset] = Reason.UNREACHABLE, detail
         return found
+
+    def note_contended(self, overtaken: Iterable[Entry], now_ms: int) -> None:
+        """Note that these were overtaken: their caller may go on writing their ids."""
+        known = self._contended
+        for name in {hash(entry.caller_id) for entry in overtaken if entry.caller_id is not None}:
+            known.pop(name, None)  # so that the earliest comes first
+            known[name] = now_ms + CONTENDED_MS
+        for name, until_ms in list(known.items()):
+            if until_ms > now_ms and len(known) <= MOST_CONTENDED:
+                break
+            del known[name]
+
+    def contended(self, entries: Iterable[tuple[int, Entry]], now_ms: int) -> Iterable[int]:
+        """Those whose id was overtaken lately: with the others, they would hold these up again."""
+        known = self._contended
+        if not known:
+            return ()
+        return [o for o, entry in entries if known.get(hash(entry.caller_id), 0) > now_ms]
 
     def _look_for(self, ended: Mapping[int, Entry]) -> None:
         """Of what lies behind what is remembered, only these are looked for."""

@@ -75,9 +75,9 @@ class Triage:
             batch.defer_spread(offset, now_ms)
         self._set_unavailable_aside(batch, now_ms, due)
         batch.park_behind_backlogs(due)
-        batch.defer_large_letters(now_ms)
-        # last: it depends on whether any message is ready
+        # late: it depends on whether any message is ready
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
+        batch.defer_distant_letters(now_ms)
         return batch
 
     def _decoded(self, due: DueEntries, now_ms: int) -> dict[int, Entry]:
@@ -247,14 +247,18 @@ class Triage:
         reason, detail = refusal
         if entry.reason is None:
             return now_ms, as_dead(entry, refusal)
-        if entry.shortened + 1 == FORMS:  # there is no smaller form
+        shortened = entry.shortened + 1
+        # of a letter with follow-ups each form is sent again, beside smaller follow-ups
+        if shortened == (2 * FORMS if self.follow_ups.topics(entry) else FORMS):
             logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
             return now_ms + LONGEST_RETRY_MS, entry
+        if shortened == FORMS:
+            return now_ms, entry._replace(shortened=shortened)
         detail_of_short_form = (
             f"shortened, because the broker refused the full letter ({reason}: {detail}); "
             f"{entry.detail}"
         )
-        return now_ms, entry._replace(shortened=entry.shortened + 1, detail=detail_of_short_form)
+        return now_ms, entry._replace(shortened=shortened, detail=detail_of_short_form)
 
     def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""
@@ -263,11 +267,6 @@ class Triage:
 
 
 RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
-
-
-def is_record(entry: Entry) -> bool:
-    """Whether the entry holds the request's own record."""
-    return not entry.target  # `refused_entry` leaves it empty
 
 
 def as_record(offset: int, entry: Entry) -> Record:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from blackbox.core.dispatch import Dispatched
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted

@@ -11,7 +11,7 @@ from threading import Event, Lock, Thread
 from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
-from blackbox.core.dispatch import Dispatched
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions

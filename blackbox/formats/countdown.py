@@ -25,7 +25,7 @@ from blackbox.formats.format import (
     whole_ms,
 )
 from blackbox.formats.json_object import read_object
-from blackbox.records.recurrence import cron, every, next_ms, without_follows
+from blackbox.records.recurrence import ENDS_TOO_LARGE, cron, every, next_ms, without_follows
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, Request
 
 MAX_EXPIRES_AFTER_S = 10**12
@@ -108,13 +108,15 @@ class Countdown(Format):
         if asked.get("cancel") is not None:
             return _cancel(asked)
         target = self._target(asked.get("topic"))
+        headers = without_follows(record.headers)
+        is_new = headers is record.headers
         if "message" not in asked:
+            if not is_new:
+                raise RefusedError(Reason.BAD_RECURRENCE, ENDS_TOO_LARGE)
             detail = "message is missing; give one, or null for a tombstone"
             raise RefusedError(Reason.BAD_MESSAGE, detail)
         message = _message(asked["message"], asked.get("encoding"))
         began_ms = start_ms(record, latest_ms)
-        headers = without_follows(record.headers)
-        is_new = headers is record.headers
         recurs = _recurs(asked, message, self._max_countdown_s, began_ms, is_new=is_new)
         # the request for the next time is written in the transaction of the delivery
         if recurs is not None and not self._may_recur:

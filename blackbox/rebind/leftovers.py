@@ -11,9 +11,10 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from blackbox.core.due_batch import is_record
 from blackbox.core.lost_payload import payload_lost
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.triage import RECORD_GONE, as_record, is_record
+from blackbox.core.triage import RECORD_GONE, as_record
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import as_entry
 from blackbox.journal.shard_writer import ShardWriter

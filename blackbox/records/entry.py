@@ -32,7 +32,8 @@ class Entry(NamedTuple):
     detail     -- explains the reason; without a reason, why it was postponed
     origin     -- the offset of the request itself, if its member is a carried record
     waits      -- how often in a row it was postponed because its target was unreachable or paused
-    shortened  -- how many forms of its dead letter the broker has refused
+    shortened  -- how many forms of its dead letter the broker has refused; after the last one, all
+                  forms are sent again if it has follow-ups, beside smaller follow-ups
     left_bytes -- the size of a refused record, whose key, message and headers stay in Kafka until its
                   dead letter is written
     """

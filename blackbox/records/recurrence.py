@@ -21,6 +21,12 @@ HEADER = "blackbox-follows"
 AGAIN = "blackbox-again"
 """The same for a request that `rebind` has written again; names the earlier record."""
 
+ENDS_TOO_LARGE = (
+    "the recurrence ends, because its next request, with message, key and headers, is too large for "
+    "the request topic; send a smaller one"
+)
+"""The detail of what `last_request_value` makes."""
+
 LONGEST_CRON_CHARS = 200
 # A zone is also looked for as a package, and each slash in its name is a recursion.
 LONGEST_ZONE_CHARS = 64
@@ -113,16 +119,14 @@ def next_request_value(entry: Entry, now_ms: int) -> bytes:
     return request_value_at(entry, next_ms(entry.recurs or "", entry.due_ms, now_ms))
 
 
+def last_request_value(entry: Entry) -> bytes:
+    """The value of the record that ends a recurrence: a request for the next time without a message."""
+    return orjson.dumps({"topic": entry.target} | _terms(entry))
+
+
 def request_value_at(entry: Entry, at_ms: int) -> bytes:
     """The value of a record that asks for the same request at this time, in the format `countdown`."""
-    kind, _, rest = (entry.recurs or "").partition(" ")
-    asked: dict[str, Any] = {"topic": entry.target, "at": at_ms}
-    if entry.caller_id is not None:
-        asked["id"] = entry.caller_id
-    if kind == _EVERY:
-        asked[_EVERY] = int(rest) / 1000
-    elif kind == _CRON:
-        asked["timezone"], _, asked[_CRON] = rest.partition(" ")
+    asked = {"topic": entry.target, "at": at_ms} | _terms(entry)
     asked |= _as_text("message", "encoding", entry.message)
     if entry.key is not None:
         asked |= _as_text("key", "key_encoding", entry.key)
@@ -130,6 +134,16 @@ def request_value_at(entry: Entry, at_ms: int) -> bytes:
         # relative, as the due time of this record is another
         asked["expires_after"] = (entry.expires_ms - entry.due_ms) / 1000
     return orjson.dumps(asked)
+
+
+def _terms(entry: Entry) -> dict[str, Any]:
+    kind, _, rest = (entry.recurs or "").partition(" ")
+    asked: dict[str, Any] = {} if entry.caller_id is None else {"id": entry.caller_id}
+    if kind == _EVERY:
+        asked[_EVERY] = int(rest) / 1000
+    elif kind == _CRON:
+        asked["timezone"], _, asked[_CRON] = rest.partition(" ")
+    return asked
 
 
 def _as_text(name: str, encoding: str, held: bytes | None) -> dict[str, str | None]:

@@ -725,6 +725,84 @@ BUGS = (
         (),
     ),
     Bug(
+        "waits-for-a-follow-up-that-never-fits",
+        "A request waits for a follow-up that its topic refuses each time, and each attempt opens the shard again.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "            if refusal is None or refusal[0] in MAY_COME_BACK:\n",
+                "            if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "waits-for-a-follow-up-that-brokers-refuse",
+        "A request waits for a follow-up that the brokers refuse, and that blackbox could not check before.",
+        (
+            Change(
+                "core/follow_ups.py",
+                "        return (smaller,) if entry.shortened >= FORMS else (message, smaller)\n",
+                "        return (message, smaller)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "opened-again-for-each-later-record",
+        "A shard is opened again whenever a later record ends a request in delivery. One busy id stops the shard.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):\n",
+                "        if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "a-busy-id-holds-up-others",
+        "A request whose id was overtaken is sent with the others again, and takes them back again.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))\n",
+                "        last = DueBatch()\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "a-busy-id-is-read-ahead",
+        "A request that is sent after the others is read ahead while they are delivered, and is delivered twice.",
+        (
+            Change(
+                "core/dispatch.py",
+                "                is_whole = not batch.alone and not last\n",
+                "                is_whole = not batch.alone\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "recovery-never-helps-intake",
+        "A request waits without end for a later record that intake cannot store, because Redis is full.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "            self._take_back(overtaken)\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
         "neighbours-refused",
         "If Kafka refuses one record of a rebind's batch, other requests of the batch become dead letters too.",
         (
@@ -854,8 +932,21 @@ BUGS = (
         (
             Change(
                 "core/due_batch.py",
-                "            elif read_bytes > MOST_LETTER_BYTES and offset != large[0]:\n",
+                "            elif read_bytes > MOST_LETTER_BYTES and offset != start:\n",
                 "            elif False:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "scattered-letters-read-at-once",
+        "Dispatch reads the records of dead letters whose offsets are far apart before it sends the messages of a batch.",
+        (
+            Change(
+                "core/due_batch.py",
+                "        offsets = sorted(offset for offset, entry in self.dead.items() if is_in_kafka(entry))\n",
+                "        offsets = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)\n",
             ),
         ),
         (),
@@ -1012,8 +1103,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                reads_ahead = did.is_full and not batch.alone and not self._has_released\n",
-                "                reads_ahead = did.is_full and not batch.alone\n",
+                "                reads_ahead = did.is_full and is_whole and not self._has_released\n",
+                "                reads_ahead = did.is_full and is_whole\n",
             ),
         ),
         (),

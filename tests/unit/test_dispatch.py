@@ -13,9 +13,16 @@ import pytest
 import redis
 
 from blackbox.core import delivery_transaction, parking
-from blackbox.core.dispatch import Dispatch, Dispatched
-from blackbox.core.due_batch import LONGEST_RETRY_MS, MOST_LETTER_BYTES, MOST_LETTER_SPAN, QUEUED
-from blackbox.core.follow_ups import FollowUps
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.dispatched import Dispatched
+from blackbox.core.due_batch import (
+    ALONE_SPREAD_MS,
+    LONGEST_RETRY_MS,
+    MOST_LETTER_BYTES,
+    MOST_LETTER_SPAN,
+    QUEUED,
+)  # fmt: skip
+from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
@@ -45,6 +52,7 @@ from blackbox.records.receipt import (
     outcome_bytes,
     topic_bytes,
 )
+from blackbox.records.recurrence import ENDS_TOO_LARGE
 from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
@@ -1631,6 +1639,43 @@ def test_large_records_with_distant_offsets_are_read_one_at_a_time(
     assert writer.sent_to(LETTERS) == places
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [to(expires_ms=NOW_MS - 1), to("nowhere", attempts=5), to("compacted")],
+    ids=["expired", "unknown-topic", "refused"],
+)
+def test_messages_do_not_wait_for_dead_letters_with_distant_offsets(
+    dispatch: Dispatch,
+    index: ShardIndex,
+    writer: FakeWriter,
+    targets: FakeTargets,
+    journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+) -> None:
+    targets.refusals["nowhere"] = UNKNOWN
+    targets.strict["compacted"] = Limits(needs_key=True, most_bytes=None)
+    places = [n * MOST_LETTER_SPAN for n in range(6)]
+    good = places[-1] + 1
+    store(index, 0, good + 1, dict.fromkeys(places, entry) | {good: to()})
+    reads: list[list[int]] = []
+
+    def gone(offsets: Iterable[int]) -> dict[int, Record]:
+        reads.append(list(offsets))
+        return {}
+
+    monkeypatch.setattr(journal, "records", gone)
+
+    now_ms = NOW_MS
+    for _ in range(4):
+        dispatch.tick(now_ms)
+        assert writer.sent_to("orders") == [good]
+        now_ms += ALONE_SPREAD_MS
+
+    assert [read for read in reads if read] == [places[0:2], places[2:4], places[4:6]]
+    assert writer.sent_to(LETTERS) == places
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_dead_letter_is_made_smaller_until_the_broker_accepts_it(
@@ -2054,16 +2099,180 @@ def test_a_recurring_request_is_written_again_after_its_dead_letter(
     assert [outgoing.topic for outgoing in writer.committed] == [LETTERS, "TB"]
 
 
-def test_a_batch_with_a_superseded_follow_up_is_aborted_and_that_request_postponed(
+def test_a_recurrence_whose_next_request_is_too_large_ends_and_its_message_is_delivered(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    headers = [("CALLER_SERVICE", b"shop"), ("trace", b"t")]
+    pend(RECURS._replace(headers=headers, caller="shop"), to("bills"))
+    writer.refuses = lambda o: TOO_LARGE if o.topic == "TB" and "trace" in dict(o.headers) else None
+
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "bills", "TB"]
+    last = writer.committed[-1]
+    assert last.headers == [("CALLER_SERVICE", "shop"), ("blackbox-follows", "TB/3@0")]
+    written = Record(9, NOW_MS, last.key, last.value, [("blackbox-follows", b"TB/3@0")])
+    refused = COUNTDOWN.parse(written, NOW_MS)
+    assert refused == Invalid(Reason.BAD_RECURRENCE, ENDS_TOO_LARGE)
+
+
+def test_a_recurrence_ends_if_its_next_request_exceeds_the_limit_of_the_request_topic(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(RECURS._replace(message=b"m" * 2000))
+    targets.strict["TB"] = Limits(needs_key=True, most_bytes=1000)
+
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
+    assert b'"message"' not in (writer.committed[1].value or b"")
+
+
+SCHEDULES = make_format(
+    "scheduler", Options(max_countdown_s=1000, own_topics=lambda topic: False, topic="TB")
+)
+
+
+def test_a_tombstone_too_large_with_the_headers_of_its_schedule_is_written_without_them(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(to(caller_id="a", headers=[("trace", b"t")]))
+    writer.refuses = lambda o: TOO_LARGE if len(o.headers) > 3 and o.topic == "TB" else None
+
+    make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB", "history"]
+    tombstone = writer.committed[1]
+    assert (tombstone.key, tombstone.value) == (b"a", None)
+    assert [name for name, _ in tombstone.headers] == [
+        "blackbox-id", "blackbox-due-ms", "blackbox-source",
+    ]  # fmt: skip
+
+
+def test_a_message_is_delivered_although_the_history_topic_would_refuse_its_copy(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    pend(to(caller_id="a"))
+    targets.strict["history"] = Limits(needs_key=True, most_bytes=None)
+
+    make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB"]
+
+
+def test_a_request_waits_while_its_follow_up_is_refused_for_a_reason_that_may_pass(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(RECURS)
+    writer.refused["TB"] = UNKNOWN
+
+    with pytest.raises(Refused):
+        make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    assert writer.committed == []
+
+
+def test_a_request_ends_although_the_broker_always_refuses_its_follow_up(
+    make: Make, pend: Pend, writer: FakeWriter, client: Any
+) -> None:
+    pend(RECURS, to("bills"))
+    writer.fails = lambda o: TOO_LARGE if b'"message"' in (o.value or b"") else None
+    dispatch, openings = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())), 0
+    for second in range(20):
+        try:
+            dispatch.tick(NOW_MS + second * 1000)
+        except Refused:
+            openings += 1
+
+    assert writer.sent_to("bills") == [1]
+    assert letter(writer, 0).value == b"record 0"
+    assert writer.sent_to("TB") == [0]
+    assert openings <= 5
+    assert held(client).due == []
+
+
+CANCEL_A = b'{"id": "a", "cancel": true}'
+
+
+def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     make: Make, pend: Pend, writer: FakeWriter, client: Any
 ) -> None:
     pend(RECURS, to("bills"))
     writer._ends["TB/3"] = 5
-    cancel = Record(4, NOW_MS, b"a", b'{"id": "a", "cancel": true}', [])
+    dispatch = make(
+        follow_ups=FollowUps(SHARD, COUNTDOWN, Log(Record(4, NOW_MS, b"a", CANCEL_A, [])))
+    )
 
-    with pytest.raises(Refused, match="TB/3@4 replaces or cancels it"):
-        make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log(cancel))).tick(NOW_MS)
+    did = dispatch.tick(NOW_MS)
 
     assert writer.calls[-2:] == ["flush", "abort"]
-    assert writer.committed == []
+    assert (writer.committed, did.retried, did.is_full) == ([], 1, True)
     assert held(client).due == [(NOW_MS, 1), (NOW_MS + 1000, 0)]
+    assert not client.exists(PREFIX + "in-flight")
+
+    assert dispatch.tick(NOW_MS).targets == {"bills": 1}
+    assert writer.sent_to("orders") == []
+
+
+class Rewritten(Log):
+    """A topic to which the id `a` is always written once more before the follow-ups."""
+
+    def requests(self, start: int, end: int) -> Iterator[Batch]:
+        yield Batch(start, end, [Record(end - 2, NOW_MS, b"a", CANCEL_A, [])])
+
+
+def test_an_id_that_is_written_again_and_again_holds_up_no_other_request(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    pend(RECURS)
+    writer._ends["TB/3"] = 1000
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Rewritten()))
+    dispatch.tick(NOW_MS)
+    for _ in range(3):  # each replaces the one before, and comes with a neighbour
+        pend(RECURS, to("bills"), to("letters", caller_id="b", recurs="every 60000"))
+
+        assert dispatch.tick(NOW_MS).targets == {"bills": 1, "letters": 1}
+
+    assert writer.sent_to("orders") == []
+
+
+def test_a_request_of_an_id_that_was_overtaken_is_delivered_once(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
+    follow_ups.note_contended([RECURS], NOW_MS)
+    dispatch = make(follow_ups=follow_ups, batch_limit=2)
+    pend(to("bills"), RECURS, *[to("bills")] * 2)
+
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert (writer.sent_to("orders"), writer.sent_to("bills")) == ([1], [0, 2, 3])
+
+
+def test_an_overtaken_id_goes_with_the_others_again_after_a_while(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
+    follow_ups.note_contended([RECURS], NOW_MS - CONTENDED_MS)
+    pend(RECURS, to("bills"))
+
+    make(follow_ups=follow_ups).tick(NOW_MS)
+
+    assert writer.calls.count("commit") == 1
+
+
+def test_a_request_that_intake_does_not_end_in_time_requires_recovery(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    """Only recovery applies the later record if Redis is full of such requests."""
+    pend(RECURS)
+    writer._ends["TB/3"] = 1000
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Rewritten()))
+    for second in (0, 1, 3):
+        dispatch.tick(NOW_MS + second * 1000)
+
+    with pytest.raises(Refused, match="replaces or cancels it"):
+        dispatch.tick(NOW_MS + 7000)
+
+    assert writer.committed == []

@@ -175,6 +175,19 @@ def test_nothing_is_read_if_no_record_lies_before_the_follow_up() -> None:
     assert overtaken(Log(), position=5, tombstones={}) == []
 
 
+def test_the_number_of_ids_known_to_be_overtaken_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow_ups_module, "MOST_CONTENDED", 2)
+    some = follow_ups()
+    entries = {n: ENTRY._replace(caller_id=f"video-{n}") for n in range(3)}
+    for now_ms, entry in entries.items():
+        some.note_contended([entry], now_ms)
+
+    assert list(some.contended(entries.items(), 3)) == [1, 2]
+    assert some.contended([(9, ENTRY._replace(caller_id=None))], 3) == []
+
+
 class Backlog:
     """Cancels of schedules with different ids, from offset 0 on; `reads` are the ranges that were read."""
 

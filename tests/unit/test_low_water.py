@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.core.dispatch import Dispatched
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.low_water import PAIRS, LowWater, next_mark
 from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from prometheus_client import generate_latest
 
-from blackbox.core.dispatch import Dispatched
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from blackbox.core.dispatch import Dispatched
+from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.parsing import Parsed
