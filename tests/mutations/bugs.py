@@ -1378,4 +1378,30 @@ BUGS = (
         (),
         ("tests/contract/test_inspector.py",),
     ),
+    Bug(
+        "map-keys-as-python",
+        "A load sends the binary keys of a Parquet map as Python writes bytes.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                '    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)\n',
+                "    return str(key)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py",),
+    ),
+    Bug(
+        "bad-map-ends-the-load",
+        "A load ends with a Python error at bytes in a Parquet map, and names no row.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                "    except orjson.JSONEncodeError:\n        # Unconverted",
+                "    except ZeroDivisionError:\n        # Unconverted",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py",),
+    ),
 )
