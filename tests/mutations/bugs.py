@@ -1404,4 +1404,43 @@ BUGS = (
         (),
         ("tests/unit/test_rows.py",),
     ),
+    Bug(
+        "finished-pieces-forgotten",
+        "A load does not commit the progress of finished pieces again, so that Kafka forgets them while it runs.",
+        (
+            Change(
+                "jobs/load/load.py",
+                "                commit_again(self.access, self.topic, self.pieces_in)\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "progress-committed-only-at-the-start",
+        "A load of weeks commits the progress of its finished pieces again only when it is started.",
+        (
+            Change(
+                "jobs/load/load.py",
+                "                until_s = time.time() + COMMIT_AGAIN_S\n",
+                '                until_s = float("inf")\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "tasks-never-stop-for-progress",
+        "The tasks of a slow load do not stop for the daily commit of its progress.",
+        (
+            Change(
+                "jobs/load/tasks.py",
+                "            if time.time() >= self.until_s:\n                return\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
 )
