@@ -1443,4 +1443,30 @@ BUGS = (
         (),
         ("tests/unit/test_load_progress.py",),
     ),
+    Bug(
+        "ledger-of-two-topics",
+        "A ledger continues with a topic that was created again and has no record at its last offset.",
+        (
+            Change(
+                "jobs/ledger/mismatches.py",
+                "        or list(_other_topics(manifest, ids))\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_ledger_manifest.py",),
+    ),
+    Bug(
+        "ledger-forgets-topic-ids",
+        "A ledger does not store the ids of its topics.",
+        (
+            Change(
+                "jobs/ledger/manifest.py",
+                '        "topic_ids": dict(manifest.topic_ids),\n',
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_ledger_manifest.py",),
+    ),
 )
