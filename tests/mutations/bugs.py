@@ -1469,4 +1469,17 @@ BUGS = (
         (),
         ("tests/unit/test_ledger_manifest.py",),
     ),
+    Bug(
+        "kept-password-readable",
+        "The password of the embedded Redis stays readable for others in a file that exists already.",
+        (
+            Change(
+                "embedded/redis.py",
+                "        configuration.chmod(0o600)  # touch leaves the mode of a file that exists\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/embedded/test_redis.py",),
+    ),
 )
