@@ -72,6 +72,7 @@ class EmbeddedServer(ABC):
         if self._is_running:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # mkdir leaves the mode of a folder that exists
         lock = lock_folder(self.folder)
         try:
             self._prepare()

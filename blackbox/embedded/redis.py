@@ -69,6 +69,7 @@ class EmbeddedRedis(EmbeddedServer):
         lines = [f"{name} {value or EMPTY}\n" for name, value in settings.items()]
         # Before it is written: the file holds the password.
         configuration.touch(mode=0o600)
+        configuration.chmod(0o600)  # touch leaves the mode of a file that exists
         configuration.write_text("".join(lines))
         return configuration
 

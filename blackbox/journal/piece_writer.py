@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from blackbox.journal.kafka_access import (
     journal_error,
 )
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.records.errors import JournalLost, RecoveryRequired
+from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
 from blackbox.records.request import Headers
 
 ASK_S = 0.2
@@ -153,6 +153,27 @@ def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
             f"({at.metadata!r}); finish it with that version"
         )
     return PieceProgress(at.offset, int(total))
+
+
+def commit_again(access: KafkaAccess, topic: str, progress: Mapping[str, PieceProgress]) -> None:
+    """Commit the progress of these pieces again: Kafka forgets that of each some time after its own commit.
+
+    Ends their open transactions, and fences their writers. Raises JournalLost.
+    """
+
+    def commit(name: str) -> None:
+        writer = PieceWriter(access, topic, name, progress[name].total)
+        try:
+            # Read anew after the fence: another run may have sent rows, or the topic may be a new one.
+            if rows_in := writer.open():
+                writer.send([], rows_in)
+        except Fenced:
+            pass  # by another run, which has opened the piece and commits it
+        finally:
+            writer.close()
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        list(pool.map(commit, progress))
 
 
 class PieceWriter:

@@ -30,7 +30,7 @@ from blackbox.journal.kafka_access import (
     journal_error,
     outcome,
 )
-from blackbox.records.errors import NotAllowed
+from blackbox.records.errors import JournalLost, NotAllowed
 
 logger = logging.getLogger("blackbox.journal")
 
@@ -70,15 +70,11 @@ class TopicIds:
         """The ids by name, without topics that do not exist; empty when the brokers do not answer."""
         if self._admin is None:  # an idle client has length 0 and is falsy
             self._admin = self._access.admin()
-        found: dict[str, str] = {}
-        for name in names:
-            try:
-                found |= topic_ids(self._admin, [name])
-            except KafkaException as error:
-                if error.args[0].code() not in MISSING:
-                    self._admin = None  # it may have lost sight of all brokers
-                    return {}
-        return found
+        try:
+            return Topics(self._admin).ids(names)
+        except JournalLost:
+            self._admin = None  # it may have lost sight of all brokers
+            return {}
 
 
 class TopicSettings(NamedTuple):
@@ -125,6 +121,18 @@ class Topics:
                     raise NotAllowed(f"cannot see the topic {topic.topic}: {why}")
                 if topic.error is None and topic.topic is not None:
                     found[topic.topic] = len(topic.partitions)
+        return found
+
+    def ids(self, names: Sequence[str]) -> dict[str, str]:
+        """The ids of these topics, as `topic_ids` says, without those that do not exist."""
+        found: dict[str, str] = {}
+        for name in names:
+            try:
+                found |= topic_ids(self._admin, [name])
+            except KafkaException as error:
+                if error.args[0].code() not in MISSING:
+                    what, needs = f"{name}: cannot read its topic id", f"Describe on topic {name}"
+                    raise journal_error(error, what, needs) from None
         return found
 
     def ends(

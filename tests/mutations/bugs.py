@@ -1833,4 +1833,108 @@ BUGS = (
         (),
         ("tests/unit/test_promotion.py",),
     ),
+    Bug(
+        "map-keys-as-python",
+        "A load sends the binary keys of a Parquet map as Python writes bytes.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                '    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)\n',
+                "    return str(key)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py",),
+    ),
+    Bug(
+        "bad-map-ends-the-load",
+        "A load ends with a Python error at bytes in a Parquet map, and names no row.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                "    except orjson.JSONEncodeError:\n        # Unconverted",
+                "    except ZeroDivisionError:\n        # Unconverted",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py",),
+    ),
+    Bug(
+        "finished-pieces-forgotten",
+        "A load does not commit the progress of finished pieces again, so that Kafka forgets them while it runs.",
+        (
+            Change(
+                "jobs/load/load.py",
+                "                commit_again(self.access, self.topic, self.pieces_in)\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "progress-committed-only-at-the-start",
+        "A load of weeks commits the progress of its finished pieces again only when it is started.",
+        (
+            Change(
+                "jobs/load/load.py",
+                "                until_s = time.time() + COMMIT_AGAIN_S\n",
+                '                until_s = float("inf")\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "tasks-never-stop-for-progress",
+        "The tasks of a slow load do not stop for the daily commit of its progress.",
+        (
+            Change(
+                "jobs/load/tasks.py",
+                "            if time.time() >= self.until_s:\n                return\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "ledger-of-two-topics",
+        "A ledger continues with a topic that was created again and has no record at its last offset.",
+        (
+            Change(
+                "jobs/ledger/mismatches.py",
+                "        or list(_other_topics(manifest, ids))\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_ledger_manifest.py",),
+    ),
+    Bug(
+        "ledger-forgets-topic-ids",
+        "A ledger does not store the ids of its topics.",
+        (
+            Change(
+                "jobs/ledger/manifest.py",
+                '        "topic_ids": dict(manifest.topic_ids),\n',
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_ledger_manifest.py",),
+    ),
+    Bug(
+        "kept-password-readable",
+        "The password of the embedded Redis stays readable for others in a file that exists already.",
+        (
+            Change(
+                "embedded/redis.py",
+                "        configuration.chmod(0o600)  # touch leaves the mode of a file that exists\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/embedded/test_redis.py",),
+    ),
 )

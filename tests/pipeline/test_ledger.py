@@ -31,6 +31,7 @@ from blackbox.jobs.ledger.extend import Done, extend
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.jobs.ledger.manifest import newest
+from blackbox.jobs.ledger.mismatches import ids_in_kafka
 from blackbox.jobs.ledger.upkeep import UpkeepLimits
 from blackbox.records.receipt import Receipt, encode
 from blackbox.records.request import Shard
@@ -518,13 +519,36 @@ def test_a_recreated_topic_is_distinguished_from_the_one_in_the_ledger(
     ) in error()
 
     books.ask(5, at_ms=NOON_MS + DAY_MS)
-    assert error().startswith(
-        f"{books.topic}/0: the record at offset 2 was written at 2026-01-02T12:00:00.000+00:00, but "
-        "the ledger has one written at 2026-01-01T12:00:02.000+00:00: the topic was deleted and "
-        "created again. One ledger cannot hold both: "
-    )
-    with pytest.raises(LedgerError, match="the topic was deleted and created again"):
+    ids = ids_in_kafka(books.settings.topics, books.access)
+    assert (
+        f"{books.topic}/0: the ledger holds offsets up to 2 of the topic with the id "
+        f"{before.topic_ids[books.topic]}, but in Kafka its id is {ids[books.topic]}: it was deleted "
+        "and created again. One ledger cannot hold both: "
+    ) in error()
+    with pytest.raises(LedgerError, match="it was deleted and created again"):
         JournalTables(books.spark, books.settings, books.access, books.open(path))
+
+
+def test_a_ledger_of_an_earlier_version_learns_the_ids_of_its_topics(
+    books: Books, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    books.ask(3)
+    ids = books.extend(path).manifest.topic_ids
+    assert set(ids) == {books.topic, books.receipts_topic}
+
+    def forget_ids(found: dict[str, Any]) -> None:
+        del found["topic_ids"], found["sha256"]
+        found["sha256"] = manifests._digest(found)
+
+    change(path, forget_ids)
+    assert newest(Files(books.spark, str(path))).topic_ids == {}
+
+    done = books.extend(path)
+
+    assert (done.steps, done.manifest.topic_ids) == (0, ids)
+    assert newest(Files(books.spark, str(path))) == done.manifest
+    assert len(requests_in(books.open(path).requests())) == 3
 
 
 def test_a_receipt_of_a_later_version_is_named(books: Books, tmp_path: Path) -> None:

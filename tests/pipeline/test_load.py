@@ -35,11 +35,14 @@ from typer.testing import CliRunner
 from blackbox.cli import app
 from blackbox.config.settings import load as read_settings
 from blackbox.config.wiring import kafka
+from blackbox.jobs.load import load as loads
 from blackbox.jobs.load.load import Load, LoadCheck, LoadFile, UnusableFile, find_files, read_files
 from blackbox.jobs.load.tasks import SendRate
 from blackbox.journal.piece_writer import (
+    PieceProgress,
     PieceProgressReader,
     PieceWriter,
+    commit_again,
     largest_record,
     piece_name,
 )
@@ -343,6 +346,52 @@ def test_the_rate_limits_the_rows_per_transaction() -> None:
         300,
         20_000,
     ]
+
+
+def commits_of(runner: LoadRunner, name: str) -> int:
+    """How often the offset of this consumer group was written."""
+    written = read_all(runner.world.kafka.bootstrap_servers, "__consumer_offsets")
+    # The key of an offset has the name of the group, and that of the topic.
+    group, topic = name.encode(), runner.world.requests.encode()
+    return sum(group in (m.key() or b"") and topic in (m.key() or b"") for m in written)
+
+
+def test_progress_is_committed_again_without_rows(runner: LoadRunner, tmp_path: Path) -> None:
+    """Kafka forgets an offset 7 days after its own commit: docs/load.md."""
+    path = write_lines(tmp_path / "a.jsonl", [request(n) for n in range(10)])
+    [file] = runner.read(path, options=(runner.world.requests, None, None))
+    finished, begun, unknown = (piece_name(runner.access, file.fingerprint, n) for n in range(3))
+    for name, count in ((finished, 10), (begun, 4)):
+        writer = PieceWriter(runner.access, runner.world.requests, name, 10)
+        writer.open()
+        writer.send([(None, json.dumps(request(n)).encode(), []) for n in range(count)], count)
+        writer.close()
+    reader = PieceProgressReader(runner.access, runner.world.requests)
+    progress = reader.of([finished, begun], wait_for_commits=True)
+    assert progress == {finished: PieceProgress(10, 10), begun: PieceProgress(4, 10)}
+
+    gone = {unknown: PieceProgress(10, 10)}  # as if the topic had been created again in between
+    commit_again(runner.access, runner.world.requests, progress | gone)
+
+    assert reader.of([finished, begun, unknown], wait_for_commits=True) == progress
+    assert [commits_of(runner, name) for name in (finished, begun, unknown)] == [2, 2, 0]
+    assert len(runner.records()) == 14
+
+
+def test_a_load_that_commits_its_progress_again_and_again_sends_each_row_once(
+    runner: LoadRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "COMMIT_AGAIN_S", 1.5)
+    paths = [
+        write_lines(tmp_path / f"{k}.jsonl", [request(n) for n in range(100 * k, 100 * k + 100)])
+        for k in range(3)
+    ]
+    [first, *_] = runner.read(*paths, options=(runner.world.requests, None, None))
+
+    assert runner.send(runner.plan(*paths), rate=50) == 300
+
+    assert runner.bodies() == {f"m-{n}": 1 for n in range(300)}
+    assert commits_of(runner, piece_name(runner.access, first.fingerprint, 0)) > 2
 
 
 def test_kafka_accepts_progress_only_for_an_existing_partition(runner: LoadRunner) -> None:

@@ -199,6 +199,8 @@ def test_a_row_of_csv_is_named_by_its_first_line(table: Path) -> None:
         (pa.array([b"hi"]), '"aGk=","encoding":"base64"'),
         (pa.array([{"a": [1.0, None, float("inf")], "b": None}]), '{"a":[1.0,null,Infinity],"b":null}'),
         (pa.array([[("a", "b"), ("a", "c")]], pa.map_(pa.string(), pa.string())), '{"a":"b","a":"c"}'),
+        (pa.array([[("é".encode(), 1)]], pa.map_(pa.binary(), pa.int64())), '{"é":1}'),
+        (pa.array([{"a": [(b"k", "v")]}], pa.struct({"a": pa.map_(pa.binary(), pa.string())})), '{"a":{"k":"v"}}'),
     ],
 )  # fmt: skip
 def test_a_cell_of_parquet_is_json_without_a_change(
@@ -231,6 +233,32 @@ def test_a_null_in_a_struct_of_headers_is_not_a_header(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"headers": pa.array([{"a": "x", "b": None}])})
 
     assert json.loads(only(path, "parquet").value) == {"headers": {"a": "x"}}
+
+
+MAPS_WITHOUT_JSON = [
+    ([(b"\xff", "v")], pa.map_(pa.binary(), pa.string())),
+    ([("k", b"v")], pa.map_(pa.string(), pa.binary())),
+    # A dict would have only the last of them, which is valid.
+    ([("k", b"v"), ("k", None)], pa.map_(pa.string(), pa.binary())),
+    ([("k", [("k", b"v")])], pa.map_(pa.string(), pa.map_(pa.string(), pa.binary()))),
+    ([("k", datetime(2027, 1, 1))], pa.map_(pa.string(), pa.timestamp("us"))),
+    ([("k", DUE)], pa.map_(pa.string(), pa.timestamp("us", "UTC"))),
+]
+
+
+@pytest.mark.parametrize("column", ["message", "headers"])
+@pytest.mark.parametrize(("cell", "kind"), MAPS_WITHOUT_JSON)
+def test_a_map_with_bytes_or_times_is_a_bad_row_as_a_struct_is(
+    column: str, cell: list[Any], kind: pa.DataType, tmp_path: Path
+) -> None:
+    path = parquet(tmp_path, {column: pa.array([[], cell, []], kind)})
+
+    [(_, before), (number, row), (_, after)] = read(path, "parquet")
+
+    assert number == 2
+    assert isinstance(row, BadValue)
+    assert row.detail.startswith(f"column {column!r} cannot be written as JSON")
+    assert before == after == RowRecord(None, f'{{"{column}":{{}}}}'.encode(), [])
 
 
 def test_bytes_in_a_text_column_are_a_bad_row(tmp_path: Path) -> None:

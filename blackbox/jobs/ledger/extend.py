@@ -16,7 +16,7 @@ from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files
 from blackbox.jobs.ledger.ledger import spark_errors_explained
 from blackbox.jobs.ledger.manifest import Covered, Last, LedgerFile, Manifest, Replaced
-from blackbox.jobs.ledger.mismatches import mismatches
+from blackbox.jobs.ledger.mismatches import gap, ids_in_kafka, mismatches
 from blackbox.jobs.ledger.table_files import POSITION, Measured, day_of, measure, rows
 from blackbox.jobs.ledger.upkeep import (
     UpkeepLimits,
@@ -143,17 +143,19 @@ class _Extension:
     def compare(self, *, accept_gap: bool) -> None:
         """Find what is to be read. Raises LedgerError when ledger and journals do not match."""
         manifest = self.done.manifest
+        topics = self.settings.topics
+        # Before the offsets: if a topic is created again in between, the next run then notices it.
+        ids = ids_in_kafka(topics, self.access)
         in_kafka = reach(self.settings, self.access)
         if not in_kafka and not manifest.number:
-            topics = ", ".join(self.settings.topics)
             raise LedgerError(
-                f"no request topic ({topics}) exists on {self.settings.kafka_bootstrap_servers}; "
-                "`blackbox run` creates them"
+                f"no request topic ({', '.join(topics)}) exists on "
+                f"{self.settings.kafka_bootstrap_servers}; `blackbox run` creates them"
             )
-        problems = mismatches(manifest, in_kafka, list(self.settings.topics), self.access)
+        problems = mismatches(manifest, in_kafka, ids, topics, self.access)
         gaps = [j for j, span in in_kafka.items() if self._covered(j, span).end < span.start]
         if not accept_gap:
-            problems += [_gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
+            problems += [gap(j, manifest.journals[j], in_kafka[j]) for j in gaps]
         if problems:
             raise LedgerError("\n".join(problems))
         held = dict(manifest.journals)
@@ -161,8 +163,10 @@ class _Extension:
             covered = self._covered(journal, span)
             held[journal] = covered.beyond_gap(span.start) if journal in gaps else covered
             self._todo[journal] = Span(held[journal].end, span.end)
-        self._is_changed = held != manifest.journals
-        self.done.manifest = replace(manifest, journals=held)
+        self.done.manifest = replace(
+            manifest, journals=held, topic_ids={**manifest.topic_ids, **ids}
+        )
+        self._is_changed = self.done.manifest != manifest
 
     def read_on(self) -> None:
         for step in _steps(self._todo, self.limits.step):
@@ -180,7 +184,7 @@ class _Extension:
             manifest = self.done.manifest
             self._publish(replace(manifest, journals=held, files=(*manifest.files, *written)))
             self.done.steps += 1
-        # Journals without new records, or a gap that was accepted.
+        # Journals without new records, a gap that was accepted, or ids of topics that were unknown.
         if self._is_changed:
             self._publish(self.done.manifest)
 
@@ -285,15 +289,6 @@ def _steps(todo: Mapping[JournalKey, Span], size: int) -> Iterator[dict[JournalK
 def _file(table: str, path: str, size: int, measured: Measured) -> LedgerFile:
     day = path.split("/")[2].removeprefix("day=")
     return LedgerFile(table, path, day, measured.rows, size, measured.checksum)
-
-
-def _gap(journal: JournalKey, covered: Covered, span: Span) -> str:
-    return (
-        f"{journal}: offsets {covered.end} to {span.start - 1} are neither in the ledger nor in "
-        "Kafka, whose retention removed them before a run read them. Run more often, or raise "
-        f"retention.ms of {journal.topic}; `blackbox ledger --accept-gap` continues at "
-        f"{span.start} and records the gap"
-    )
 
 
 def _now_ms() -> int:

@@ -16,7 +16,7 @@ from pyspark.sql.functions import col, lit
 from blackbox.jobs.ledger import manifest as manifests
 from blackbox.jobs.ledger.files import Files, FoundFile
 from blackbox.jobs.ledger.manifest import LedgerFile, Manifest
-from blackbox.jobs.ledger.mismatches import mismatches
+from blackbox.jobs.ledger.mismatches import ids_in_kafka, mismatches
 from blackbox.jobs.ledger.table_files import Measured, measure, rows
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
@@ -115,7 +115,8 @@ class Ledger:
 
     def check(self, there: Reach, topics: Collection[str], access: KafkaAccess) -> None:
         """Raise LedgerError unless the journals in Kafka are those that this ledger keeps."""
-        if problems := mismatches(self.manifest, there, topics, access):
+        ids = ids_in_kafka(topics, access)
+        if problems := mismatches(self.manifest, there, ids, topics, access):
             raise LedgerError("\n".join(problems))
 
     def requests(self) -> DataFrame:

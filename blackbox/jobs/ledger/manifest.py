@@ -61,13 +61,17 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One published state of a ledger. Number 0 is the ledger that does not exist yet."""
+    """One published state of a ledger. Number 0 is the ledger that does not exist yet.
+
+    `topic_ids` has Kafka's ids of the topics of both journals; those of earlier versions are unknown.
+    """
 
     number: int = 0
     written_ms: int = 0
     journals: Mapping[JournalKey, Covered] = field(default_factory=dict)
     files: tuple[LedgerFile, ...] = ()
     replaced: tuple[Replaced, ...] = ()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reach(self) -> Reach:
@@ -146,6 +150,7 @@ def _body(manifest: Manifest) -> dict[str, Any]:
         ],
         "files": [file._asdict() for file in manifest.files],
         "replaced": [file._asdict() for file in manifest.replaced],
+        "topic_ids": dict(manifest.topic_ids),
     }
 
 
@@ -156,6 +161,7 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
         dict(map(_journal, found["journals"])),
         tuple(LedgerFile(**one) for one in found["files"]),
         tuple(Replaced(**one) for one in found["replaced"]),
+        found.get("topic_ids", {}),  # manifests of earlier versions have none
     )
 
 

@@ -13,6 +13,11 @@ import orjson
 import pyarrow as pa
 
 
+def to_json(value: Any) -> bytes:
+    """The value as JSON. Raises orjson.JSONEncodeError, also for dates and times, which JSON does not have."""
+    return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_DATETIME)
+
+
 def instants(file: Any) -> set[str]:
     """Columns of the old timestamp type INT96, which Spark writes: UTC, although the type does not say so."""
     found = (file.schema.column(n) for n in range(len(file.schema)))
@@ -92,6 +97,16 @@ def _digits(cell: Decimal) -> Any:
 
 
 def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
-    # A dict would drop repeated names, which the parser must detect.
-    members = (b":".join((orjson.dumps(str(k)), orjson.dumps(v))) for k, v in pairs)
+    named = [(_name(key), cell) for key, cell in pairs]
+    try:
+        # A dict would drop repeated names, which the parser must detect.
+        members = [b":".join((to_json(name), to_json(cell))) for name, cell in named]
+    except orjson.JSONEncodeError:
+        # Unconverted: the row is then refused, with its number, when it is written.
+        return named
     return orjson.Fragment(b"{" + b",".join(members) + b"}")
+
+
+def _name(key: Any) -> str:
+    # Some writers store text as bytes. Those that are not UTF-8 become lone surrogates, which JSON rejects.
+    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)

@@ -20,7 +20,12 @@ from blackbox.config.settings import Settings
 from blackbox.jobs.load.pieces import KINDS, Piece, UnusableFile, split
 from blackbox.jobs.load.tasks import MOST_SHOWN, CheckReport, CheckTask, PieceToSend, SendTask, Sent
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.piece_writer import PieceProgress, PieceProgressReader, piece_name
+from blackbox.journal.piece_writer import (
+    PieceProgress,
+    PieceProgressReader,
+    commit_again,
+    piece_name,
+)
 from blackbox.spark.job_failures import in_one_line
 from blackbox.spark.spark_session import numbered
 from blackbox.spark.task_io import REPORT, reports
@@ -32,6 +37,9 @@ OTHER_RUN_SILENT_S = 25.0
 LOOK_S = 0.5
 MOST_WATCHED = 64
 TRIES = 3
+# Kafka forgets the progress of a piece 7 days after its own commit (offsets.retention.minutes), and
+# finished pieces commit nothing more. So all are committed again when a run begins to send, and daily.
+COMMIT_AGAIN_S = 86_400.0
 
 KIND_OF_SUFFIX = {
     ".parquet": "parquet",
@@ -205,9 +213,13 @@ class Load:
         UnusableFile and NotLoaded.
         """
         tries = 0
+        until_s = 0.0
         while left := self._left(rows):
+            if time.time() >= until_s:
+                commit_again(self.access, self.topic, self.pieces_in)
+                until_s = time.time() + COMMIT_AGAIN_S
             before = self.rows_in
-            reports = self._send(session, left, rows, rate)
+            reports = self._send(session, left, rows, rate, until_s)
             problems = [report for report in reports if report.problem is not None]
             is_shared = any(problem.is_fenced for problem in problems)
             # Another run has transactions open most of the time: do not wait for their end.
@@ -238,7 +250,12 @@ class Load:
         ]
 
     def _send(
-        self, session: SparkSession, names: list[str], rows: Mapping[str, int], rate: int | None
+        self,
+        session: SparkSession,
+        names: list[str],
+        rows: Mapping[str, int],
+        rate: int | None,
+        until_s: float,
     ) -> list[Sent]:
         parts = [PieceToSend(name, self._of[name][1], rows[name]) for name in names]
         count = len(parts)
@@ -248,7 +265,7 @@ class Load:
             count = max(1, min(count, slots, ceil(rate / LANE_ROWS_PER_S)))
         lanes = tuple(tuple(parts[lane::count]) for lane in range(count))
         lane_rate = None if rate is None else rate / count
-        task = SendTask(self.access, self.topic, self.caller, lanes, lane_rate)
+        task = SendTask(self.access, self.topic, self.caller, lanes, lane_rate, until_s)
         return _reports(numbered(session, count).mapInArrow(task, REPORT))
 
     def _wait_for_the_other(self, rows: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blackbox.jobs.load.cells import instants, plain_rows
+from blackbox.jobs.load.cells import instants, plain_rows, to_json
 from blackbox.jobs.load.pieces import LONGEST_LINE, Piece, UnusableFile
 from blackbox.records.request import Headers, Reason
 
@@ -144,7 +144,7 @@ def _of_cells(cells: dict[str, Any], headers: Headers) -> RowRecord | BadValue:
 
 def _written(fields: dict[str, Any], own: dict[str, Any], headers: Headers) -> RowRecord | BadValue:
     try:
-        value = orjson.dumps(fields, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        value = to_json(fields)
         caller, record_key = own.get(CALLER), own.get(RECORD_KEY)
         if caller is not None and type(caller) is not str:
             return BadValue(Reason.BAD_HEADERS, f"caller is {_show(caller)}; give a string")
@@ -163,7 +163,7 @@ def _written(fields: dict[str, Any], own: dict[str, Any], headers: Headers) -> R
 
 def _is_writable(held: Any) -> bool:
     try:
-        orjson.dumps(held, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        to_json(held)
     except orjson.JSONEncodeError:
         return False
     return True

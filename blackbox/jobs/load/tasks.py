@@ -116,13 +116,17 @@ class PieceToSend(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Sends its lanes, the pieces of a lane one after the other; `rate` is rows per second of one lane."""
+    """Sends its lanes, the pieces of a lane one after the other, until the time `until_s`, in seconds since 1970.
+
+    `rate` is rows per second of one lane.
+    """
 
     access: KafkaAccess
     topic: str
     caller: str | None
     lanes: tuple[tuple[PieceToSend, ...], ...]
     rate: float | None
+    until_s: float
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         logs.disable()
@@ -132,6 +136,8 @@ class SendTask:
         )
 
     def send(self, part: PieceToSend, pace: SendRate) -> Sent:
+        if time.time() >= self.until_s:
+            return Sent()
         writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
             self._send_rows(part.piece, part.total, writer, pace)
@@ -149,6 +155,8 @@ class SendTask:
         for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
             # Rows of another content than the validated one must not be sent.
             check_unchanged(piece)
+            if time.time() >= self.until_s:
+                return
             pace.wait_for(len(rows))
             rows_in += len(rows)
             writer.send(rows, rows_in)
