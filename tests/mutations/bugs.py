@@ -1221,6 +1221,19 @@ BUGS = (
         ("tests/service/test_dead_letter_topic.py",),
     ),
     Bug(
+        "letters-replayed-past-hidden-marks",
+        "A replay reads the dead letters without the marks that an open transaction hides, and repeats earlier replays.",
+        (
+            Change(
+                "journal/dead_letter_topic.py",
+                "                bounds_of=ShardJournal.settled_bounds,\n",
+                "                bounds_of=ShardJournal.request_bounds,\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_dead_letter_topic.py",),
+    ),
+    Bug(
         "errors-explained-at-any-size",
         "Python's parser reads a record of 1 MB to name the wrong field. All callers wait.",
         (
