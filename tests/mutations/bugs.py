@@ -1327,6 +1327,19 @@ BUGS = (
         ("tests/service/test_connections.py",),
     ),
     Bug(
+        "turns-awaited-by-any-number",
+        "Any number of HTTP requests may wait for their turn. They occupy all connections, and probes are not answered.",
+        (
+            Change(
+                "api/turns.py",
+                "        if within_s is not None and self._waiting >= self._most_waiting:\n            raise _busy(busy)\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_access_middleware.py",),
+    ),
+    Bug(
         "letters-counted-before-json",
         "The size of dead letters is limited before JSON escapes them. Control characters make the response six times too large.",
         (
