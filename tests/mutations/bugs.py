@@ -1327,6 +1327,19 @@ BUGS = (
         ("tests/service/test_connections.py",),
     ),
     Bug(
+        "tombstones-of-any-key",
+        "A cancel with the headers of another schedule's message passes for the tombstone of a schedule, and is ignored.",
+        (
+            Change(
+                "formats/scheduler.py",
+                "        return _last(record.headers, KEY) in (None, record.key)\n",
+                "        return True\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_scheduler.py",),
+    ),
+    Bug(
         "turns-awaited-by-any-number",
         "Any number of HTTP requests may wait for their turn. They occupy all connections, and probes are not answered.",
         (
