@@ -80,16 +80,17 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     def openapi() -> JSONResponse:
         return JSONResponse(app.openapi())
 
+    # Coroutines: a refusal must not wait for one of the threads.
     @app.exception_handler(HTTPException)
-    def failed(_: Request, error: HTTPException) -> JSONResponse:
+    async def failed(_: Request, error: HTTPException) -> JSONResponse:
         return error_response(error)
 
     @app.exception_handler(ClientDisconnect)
-    def gone(_: Request, error: ClientDisconnect) -> Response:
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # the client is gone; this avoids a traceback in the log
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
         texts = [
             f"{fault['loc'][-1] if fault['loc'] else 'body'}: {fault['msg']}"
@@ -102,7 +103,7 @@ def make_app(service: Health, metrics: Metrics, admin: Admin, settings: Settings
     @app.exception_handler(RecoveryRequired)
     @app.exception_handler(NotSent)
     @app.exception_handler(IndexFull)
-    def unavailable(_: Request, error: Exception) -> JSONResponse:
+    async def unavailable(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
 
     return app

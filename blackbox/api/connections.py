@@ -114,8 +114,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._enter("head")
         if len(self.connections) > most_open():
-            # A connection whose request is being answered is never closed to make room.
-            _make_room(one for one in self._all() if one._phase != "answer")
+            _make_room(one for one in self._all() if one._may_be_closed())
             if self._full_log.allows():
                 logger.warning(
                     "%d HTTP connections are open, the maximum; each new one closes the one that "
@@ -126,6 +125,11 @@ class Connection(H11Protocol):
     def _all(self) -> list[Connection]:
         # uvicorn removes an aborted connection in connection_lost, which runs in a later turn.
         return [one for one in cast("set[Connection]", self.connections) if not one._is_ended]
+
+    def _may_be_closed(self) -> bool:
+        """Whether it may be closed for a new one: not while its request is being answered."""
+        # Unless the answer has begun. A list of schedules waits without limit between two pages.
+        return self._phase != "answer" or self.cycle.response_started
 
     def _bound_unread(self) -> None:
         """Close those that have waited longest for their clients while all of them hold too much."""

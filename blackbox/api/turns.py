@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi.exceptions import HTTPException
 
+from blackbox.api.connections import most_open
+
 # Shares of the 40 threads that answer, so that reads and changes do not block each other: each may
 # wait seconds for Kafka or Redis. Fewer reads, as a read uses much of the CPU core that delivers.
 READS_AT_ONCE = 8
@@ -22,46 +24,66 @@ CHANGE_WITHIN_S = 10.0
 SCHEDULES_WITHIN_S = 10.0
 LETTERS_WITHIN_S = 10.0
 
+# How many may wait, as parts of the connections. A connection that waits is not closed for a new
+# one, so all that wait, and all that are answered, must leave room for probes. And the request of a
+# client that has left stays until its turn.
+SHARE = 3  # one in three for reads, and as many for changes
+SMALL_SHARE = 32
+
 
 class Turns:
-    """Turns of all callers of one app. Each raises HTTPException 503 when others take too long."""
+    """Turns of all callers of one app. Each raises HTTPException 503 when others take too long or too many wait."""
 
     def __init__(self) -> None:
-        self._reads = asyncio.Semaphore(READS_AT_ONCE)
-        self._changes = asyncio.Semaphore(CHANGES_AT_ONCE)
-        self._letters = asyncio.Semaphore(1)
-        self._schedules = asyncio.Semaphore(1)
+        self._reads = _Queue(READS_AT_ONCE, SHARE)
+        self._changes = _Queue(CHANGES_AT_ONCE, SHARE)
+        self._letters = _Queue(1, SMALL_SHARE)
+        self._schedules = _Queue(1, SMALL_SHARE)
 
     async def read(self) -> AsyncIterator[None]:
-        async with _turn(self._reads, READ_WITHIN_S, f"{READS_AT_ONCE} reads are in progress"):
+        async with self._reads.turn(READ_WITHIN_S, f"{READS_AT_ONCE} reads are in progress"):
             yield
 
     async def change(self) -> AsyncIterator[None]:
         busy = f"{CHANGES_AT_ONCE} changes are waiting for Kafka or Redis"
-        async with _turn(self._changes, CHANGE_WITHIN_S, busy):
+        async with self._changes.turn(CHANGE_WITHIN_S, busy):
             yield
 
     async def letters(self) -> AsyncIterator[None]:
         busy = "another read of the dead letters is in progress"
-        async with _turn(self._letters, LETTERS_WITHIN_S, busy):
+        async with self._letters.turn(LETTERS_WITHIN_S, busy):
             yield
 
     def schedules(self, within_s: float | None) -> AbstractAsyncContextManager[None]:
         """For one page of schedules; None waits without limit."""
-        return _turn(self._schedules, within_s, "another read of schedules is in progress")
+        return self._schedules.turn(within_s, "another read of schedules is in progress")
 
 
-@asynccontextmanager
-async def _turn(
-    places: asyncio.Semaphore, within_s: float | None, busy: str
-) -> AsyncIterator[None]:
-    try:
-        # Only the wait has a limit; a change that has begun must report its outcome.
-        async with asyncio.timeout(within_s):
-            await places.acquire()
-    except TimeoutError:
-        raise HTTPException(503, f"{busy}; try again", {"Retry-After": "1"}) from None
-    try:
-        yield
-    finally:
-        places.release()
+class _Queue:
+    def __init__(self, at_once: int, share: int) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._most_waiting = max(1, most_open() // share)
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def turn(self, within_s: float | None, busy: str) -> AsyncIterator[None]:
+        # Without a limit of time, the status has been sent: 503 cannot be answered any more.
+        if within_s is not None and self._waiting >= self._most_waiting:
+            raise _busy(busy)
+        self._waiting += 1
+        try:
+            # Only the wait has a limit; a change that has begun must report its outcome.
+            async with asyncio.timeout(within_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise _busy(busy) from None
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+def _busy(why: str) -> HTTPException:
+    return HTTPException(503, f"{why}; try again", {"Retry-After": "1"})

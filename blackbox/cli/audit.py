@@ -143,9 +143,7 @@ def print_verdict(verdict: AuditVerdict) -> None:
     listed = table(("kind", "request", "caller", "detail"))
     for one in verdict.exceptions[:SHOWN]:
         place = f"{one.topic}/{one.partition}@{one.offset}"
-        listed.add_row(
-            *map(Text, (one.kind, place, printable(one.caller or ""), printable(one.detail)))
-        )
+        listed.add_row(one.kind, place, printable(one.caller or ""), printable(one.detail))
     print_whole(listed)
     if verdict.found > SHOWN:
         console.print(Text(f"and {verdict.found - SHOWN:,} more: --json, --html, --parquet"))

@@ -36,8 +36,7 @@ def _print_table(rows: list[tuple[str, str, str]]) -> None:
     shown = table([""])
     shown.add_column("found", ratio=3)
     shown.add_column("remedy", ratio=2)
-    # Text: rich must not parse brackets in texts of servers as markup.
     for severity, text, remedy in rows:
         style = "bold red" if severity == "refuse" else "yellow"
-        shown.add_row(Text(severity, style=style), Text(text), Text(remedy), end_section=True)
+        shown.add_row(Text(severity, style=style), text, remedy, end_section=True)
     print_whole(shown)

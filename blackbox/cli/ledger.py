@@ -9,7 +9,7 @@ import typer
 
 from blackbox.cli.batch import spark
 from blackbox.cli.error_exit import FAILED, BadUsage
-from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_line, print_whole, table
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.support import logs
@@ -77,7 +77,7 @@ def _verify(settings: Settings, place: str, json: bool) -> None:
         typer.echo(as_json(asdict(verdict)))
     else:
         for problem in verdict.problems:
-            typer.echo(problem)
+            print_line(problem)
         if not verdict.problems:
             typer.echo(
                 f"Verified: {verdict.rows:,} rows in {verdict.files:,} files, all as written."
@@ -132,4 +132,4 @@ def _print_tables(done: Done) -> None:
     steps = "1 step" if done.steps == 1 else f"{done.steps} steps"
     print_whole(tables)
     print_whole(shards)
-    typer.echo(f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s")
+    print_line(f"{done.path}: manifest {done.manifest.number}, {steps}, {done.seconds:.1f} s")

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.pending import PendingFilter
@@ -57,7 +56,6 @@ def _print_table(states: list[RequestState]) -> None:
     listed = table(("due", "to topic", "caller", "its id", "id"))
     for state in states:
         names = (state.target, state.caller, state.caller_id)
-        # Text: rich must not parse the names that callers chose as markup.
-        shown = (Text(printable(name or "-")) for name in names)
+        shown = (printable(name or "-") for name in names)
         listed.add_row(instant(state.due_ms), *shown, state.id)
     print_whole(listed)

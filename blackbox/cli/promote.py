@@ -9,7 +9,7 @@ import typer
 
 from blackbox.cli.batch import spark
 from blackbox.cli.error_exit import FAILED
-from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_whole, table
+from blackbox.cli.terminal import AsJson, as_json, load_silenced, print_line, print_whole, table
 from blackbox.config.wiring import kafka
 from blackbox.support import logs
 
@@ -37,7 +37,7 @@ def promote(json: AsJson = False) -> None:
         _print_table(outcomes, totals)
     for outcome in outcomes:
         if outcome.problem is not None:
-            typer.echo(outcome.problem, err=True)
+            print_line(outcome.problem, err=True)
     if any(o.problem is not None for o in outcomes) or totals["lost"] or totals["refused"]:
         raise typer.Exit(FAILED)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli.error_exit import BadUsage
-from blackbox.cli.terminal import load_silenced
+from blackbox.cli.terminal import load_silenced, print_line
 from blackbox.rebind import Pending
 from blackbox.rebind import rebind as rebound
 
@@ -38,4 +38,4 @@ def rebind(
             line += f"; {one.letters} became dead letters"
         if one.superseded:
             line += f"; {one.superseded} since replaced or cancelled by their callers"
-        typer.echo(line)
+        print_line(line)

@@ -11,7 +11,7 @@ import typer
 
 from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.error_exit import FAILED, BadUsage, error_exit
-from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced
+from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, print_line
 from blackbox.core.request_status import RequestStatus
 from blackbox.records.request import MAX_OFFSET, Shard, locate, placed
 from blackbox.support.logs import printable
@@ -39,7 +39,7 @@ def show(
         typer.echo(as_json(_as_json(status)) if json else _as_text(status))
     if all(status.state in NOT_FOUND for status in statuses):
         if not statuses:
-            typer.echo(f"{id}: no shard has this request", err=True)
+            print_line(f"{id}: no shard has this request", err=True)
         raise typer.Exit(FAILED)
 
 

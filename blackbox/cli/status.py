@@ -9,7 +9,15 @@ from dataclasses import asdict, dataclass
 import typer
 
 from blackbox.cli.error_exit import no_topics_exit
-from blackbox.cli.terminal import AsJson, as_json, instant, load_silenced, print_whole, table
+from blackbox.cli.terminal import (
+    AsJson,
+    as_json,
+    instant,
+    load_silenced,
+    print_line,
+    print_whole,
+    table,
+)
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka, shared
 from blackbox.index.inspector import Inspector
@@ -60,7 +68,7 @@ def status(json: AsJson = False) -> None:
     else:
         _print_table(shards)
         for topic, since_ms in sorted(paused.items()):
-            typer.echo(f"paused since {instant(since_ms)}: {topic}")
+            print_line(f"paused since {instant(since_ms)}: {topic}")
 
 
 def _statuses(settings: Settings) -> Iterator[ShardStatus]:

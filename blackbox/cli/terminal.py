@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from blackbox.admin.request_topics_writer import WRITE_FORMAT
 from blackbox.cli.error_exit import BadUsage
@@ -82,6 +83,11 @@ def printable(text: str) -> str:
     return logs.printable(shown)
 
 
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print the text on one line, complete, without terminal control characters."""
+    typer.echo(logs.printable(text), err=err)
+
+
 def as_json(held: Any, option: int = 0) -> str:
     """JSON on one line with all non-printable characters escaped; named tuples become objects."""
     # JSON itself escapes control characters below U+0020 alone, not U+009B or U+202E.
@@ -91,12 +97,26 @@ def as_json(held: Any, option: int = 0) -> str:
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
+class EscapedTable(Table):
+    """A table whose cells send no control characters to the terminal, and are not parsed as markup."""
+
+    # Here and not by each command: any text may come from a server or from a caller.
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*map(_escaped, cells), **options)
+
+
+def _escaped(cell: RenderableType | None) -> RenderableType | None:
+    if isinstance(cell, Text):
+        return Text(logs.printable(cell.plain), style=cell.style)
+    return Text(logs.printable(cell)) if isinstance(cell, str) else cell
+
+
 def table(
     texts: Iterable[str] = (),
     numbers: Iterable[str] = (),
     footers: Mapping[str, str] | None = None,
-) -> Table:
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
+) -> EscapedTable:
+    shown = EscapedTable(box=SIMPLE_HEAD, pad_edge=False, show_footer=footers is not None)
     justified: dict[str, JustifyMethod] = dict.fromkeys(texts, "left")
     for name, justify in (justified | dict.fromkeys(numbers, "right")).items():
         footer = (footers or {}).get(name, "")
@@ -104,7 +124,7 @@ def table(
     return shown
 
 
-def print_whole(listed: Table) -> None:
+def print_whole(listed: EscapedTable) -> None:
     """Print a table without truncation: cells wrap on a terminal; other outputs get lines of full length."""
     console = Console()
     # rich takes 80 columns for a pipe, and would cut ids and due times that scripts read.

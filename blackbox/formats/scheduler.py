@@ -10,6 +10,7 @@ from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 EPOCH = "scheduler-epoch"
 TARGET_TOPIC = "scheduler-target-topic"
 TARGET_KEY = "scheduler-target-key"
+KEY = "scheduler-key"  # blackbox adds it
 # As many as a key in S3 may have. The index holds an id twice, and as JSON, which can take six
 # times as much.
 MAX_ID_BYTES = 1024
@@ -27,17 +28,22 @@ class Scheduler(Format):
         self._grace_s = options.grace_s
 
     def _read(self, record: Record, latest_ms: int) -> Request | Cancel | None:
-        if record.value is None and self._is_tombstone(record.headers):
+        if record.value is None and self._is_tombstone(record):
             return None
         schedule_id = _schedule_id(record.key)
         if record.value is None:
             return Cancel(schedule_id)
         return self._request(schedule_id, record, latest_ms)
 
-    def _is_tombstone(self, headers: Headers) -> bool:
-        # the last header of blackbox's own tombstone names the record that it ends
-        name, source = headers[-1] if headers else ("", None)
-        return name == "blackbox-source" and (source or b"").startswith(self._source)
+    def _is_tombstone(self, record: Record) -> bool:
+        """Whether blackbox wrote this record, which has no value, when a schedule had ended."""
+        # The last header of blackbox's own tombstone names the record that it ends.
+        name, source = record.headers[-1] if record.headers else ("", None)
+        if name != "blackbox-source" or not (source or b"").startswith(self._source):
+            return False
+        # A cancel with the headers of another schedule's message has them as well. The last of
+        # these is blackbox's own; a schedule that was refused has none.
+        return _last(record.headers, KEY) in (None, record.key)
 
     def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
         epoch_s = _epoch_s(_first(record.headers, EPOCH))
@@ -59,13 +65,17 @@ class Scheduler(Format):
         written_s = max(record.timestamp_ms, 0) // 1000
         return [
             ("scheduler-timestamp", str(written_s).encode()),
-            ("scheduler-key", record.key),
+            (KEY, record.key),
             ("scheduler-topic", self._topic.encode()),
         ]
 
 
 def _first(headers: Headers, wanted: str) -> bytes | None:
     return next((held for name, held in headers if name == wanted), None)
+
+
+def _last(headers: Headers, wanted: str) -> bytes | None:
+    return _first(headers[::-1], wanted)
 
 
 def _target_topic(headers: Headers) -> str:

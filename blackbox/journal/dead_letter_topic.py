@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from blackbox.core.plan import Bounds
 from blackbox.formats.format import caller_of
 from blackbox.journal.kafka_access import KafkaAccess, journal_error
 from blackbox.journal.partition_reader import FETCHED_AHEAD
@@ -125,6 +126,7 @@ class DeadLetterTopic:
         take: Callable[[DeadLetter], T | None],
         limit: int | None = None,
         keep: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
+        bounds_of: Callable[[ShardJournal], Bounds] = ShardJournal.request_bounds,
     ) -> list[T]:
         """The results of `take` for the letters, newest first, without None.
 
@@ -136,21 +138,25 @@ class DeadLetterTopic:
         stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
         found: list[tuple[int, T]] = []
         for partition in range(count):
-            letters = self._letters(Shard(self._topic, partition), stretch, keep)
+            letters = self._letters(Shard(self._topic, partition), stretch, keep, bounds_of)
             taken = ((letter.at_ms, one) for letter in letters if (one := take(letter)) is not None)
             found += islice(taken, limit)
         found.sort(key=itemgetter(0), reverse=True)
         return [one for _, one in found[:limit]]
 
     def _letters(
-        self, shard: Shard, stretch: int, keep: Callable[[DeadLetter], DeadLetter]
+        self,
+        shard: Shard,
+        stretch: int,
+        keep: Callable[[DeadLetter], DeadLetter],
+        bounds_of: Callable[[ShardJournal], Bounds],
     ) -> Iterator[DeadLetter]:
         """The letters from the end on, in stretches that double."""
         prefetched = FETCHED_AHEAD if stretch == TAIL else 1
         # A mark is behind its letter: read from the end, it is known before the letter.
         became: dict[str, Closing] = {}
         with closing(ShardJournal(shard, self._access, prefetched=prefetched)) as journal:
-            start, end = journal.request_bounds()
+            start, end = bounds_of(journal)
             last = max(start, end - TAIL)
             while end > last:
                 first = max(last, end - stretch)
@@ -180,20 +186,16 @@ class DeadLetterTopic:
     ) -> list[str]:
         """Mark these letters as replayed or discarded, and write the replayed records.
 
-        Returns the places that were open until then, of those that `choose` returns. Uses one transaction under its own transactional
-        id: of two concurrent calls, only one succeeds. Raises RecoveryRequired when nothing was done,
-        or the outcome is unknown: read the letters again.
+        Returns the places that were open until then, of those that `choose` returns. Uses one
+        transaction under its own transactional id: of two concurrent calls, only one succeeds. Waits
+        for transactions that are open in the topic. Raises RecoveryRequired when nothing was done, or
+        the outcome is unknown: read the letters again.
         """
         name = self._access.transactional_id("letters")
         with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
             # Before the read: a mark of a concurrent call is now either readable or aborted.
             transactions.open()
-            open_now = set(
-                self.newest(
-                    lambda one: one.place if one.became is None else None,
-                    keep=DeadLetter.without_content,
-                )
-            )
+            open_now = set(self._still_open())
             # Behind the fence: nobody else replays a letter between the choice and the commit.
             chosen = list(choose([place for place in places if place in open_now]))
             if chosen:
@@ -201,6 +203,18 @@ class DeadLetterTopic:
                 _write(transactions, self._topic, [(place, places[place]) for place in chosen])
                 transactions.commit(f"Write on topic {self._topic}")
             return chosen
+
+    def _still_open(self) -> list[str]:
+        try:
+            return self.newest(
+                lambda one: one.place if one.became is None else None,
+                keep=DeadLetter.without_content,
+                # A committed mark behind an open transaction of anybody cannot be read yet, and its
+                # letter would be replayed a second time.
+                bounds_of=ShardJournal.settled_bounds,
+            )
+        except JournalLost as error:
+            raise type(error)(f"nothing was replayed or discarded; try again: {error}") from None
 
 
 def _closing_of(record: Record) -> list[tuple[str, Closing]]:

@@ -104,7 +104,7 @@ class PartitionReader:
             if time.monotonic() > deadline:
                 raise JournalLost(
                     f"{topic}/{partition}: an open transaction of another producer hides offset "
-                    f"{place}, which cannot be read yet; checking again"
+                    f"{place} until it ends, at the latest after its transaction.timeout.ms"
                 )
             time.sleep(STABLE_LOOK_S)
 

@@ -1367,6 +1367,19 @@ BUGS = (
         ("tests/service/test_dead_letter_topic.py",),
     ),
     Bug(
+        "letters-replayed-past-hidden-marks",
+        "A replay reads the dead letters without the marks that an open transaction hides, and repeats earlier replays.",
+        (
+            Change(
+                "journal/dead_letter_topic.py",
+                "                bounds_of=ShardJournal.settled_bounds,\n",
+                "                bounds_of=ShardJournal.request_bounds,\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_dead_letter_topic.py",),
+    ),
+    Bug(
         "errors-explained-at-any-size",
         "Python's parser reads a record of 1 MB to name the wrong field. All callers wait.",
         (
@@ -1458,6 +1471,58 @@ BUGS = (
         ),
         (),
         ("tests/service/test_connections.py",),
+    ),
+    Bug(
+        "cells-as-they-are",
+        "Tables of commands print the texts of servers as they are, with control characters for the terminal.",
+        (
+            Change(
+                "cli/terminal.py",
+                "        super().add_row(*map(_escaped, cells), **options)\n",
+                "        super().add_row(*cells, **options)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_terminal.py",),
+    ),
+    Bug(
+        "lines-as-they-are",
+        "Commands print lines with texts of servers as they are, with control characters for the terminal.",
+        (
+            Change(
+                "cli/terminal.py",
+                "    typer.echo(logs.printable(text), err=err)\n",
+                "    typer.echo(text, err=err)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_terminal.py",),
+    ),
+    Bug(
+        "tombstones-of-any-key",
+        "A cancel with the headers of another schedule's message passes for the tombstone of a schedule, and is ignored.",
+        (
+            Change(
+                "formats/scheduler.py",
+                "        return _last(record.headers, KEY) in (None, record.key)\n",
+                "        return True\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_scheduler.py",),
+    ),
+    Bug(
+        "turns-awaited-by-any-number",
+        "Any number of HTTP requests may wait for their turn. They occupy all connections, and probes are not answered.",
+        (
+            Change(
+                "api/turns.py",
+                "        if within_s is not None and self._waiting >= self._most_waiting:\n            raise _busy(busy)\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_access_middleware.py",),
     ),
     Bug(
         "letters-counted-before-json",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from threading import Event
 from typing import Any, cast
 
 import httpx
@@ -18,7 +19,7 @@ import pytest
 from blackbox.admin.admin import Admin, Stats
 from blackbox.admin.changes import Rescheduled
 from blackbox.admin.pending import Cursor, FoundPending, PendingFilter
-from blackbox.api import access_middleware, turns
+from blackbox.api import access_middleware, connections, turns
 from blackbox.api.access import OPEN_FOLDER, OPEN_PATHS
 from blackbox.api.app import make_app
 from blackbox.api.dead_letters import MOST_ANSWER_BYTES
@@ -362,6 +363,34 @@ def test_dead_letters_are_read_by_one_client_at_a_time(
     assert statuses[200] + statuses[503] == 8
     assert 2 * 1000 * watched.wanted[0] <= MOST_ANSWER_BYTES
     assert watched.wanted[-1] == MOST_SHOWN_BYTES
+
+
+class Blocked(Nobody):
+    """Dead letters that are read when this is permitted."""
+
+    def __init__(self) -> None:
+        self.may_read = Event()
+
+    def letters(self, *_: object, **__: object) -> list[DeadLetter]:
+        self.may_read.wait(30)
+        return []
+
+
+def test_probes_are_answered_while_every_other_connection_has_a_request(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 64)
+    blocked = Blocked()
+    server = opened(blocked)
+    head = f"GET /dead-letters HTTP/1.1\r\nHost: {HOST}:{server.port}\r\n\r\n"
+    with ExitStack() as ending:
+        ending.callback(blocked.may_read.set)
+        for _ in range(connections.MOST):
+            one = ending.enter_context(socket.create_connection((HOST, server.port), timeout=10))
+            one.sendall(head.encode())
+        for _ in range(10):
+            with client(server) as probe:
+                assert probe.get("/livez").status_code == 200
 
 
 class Scheduled(Nobody):

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from blackbox.api import connections
@@ -45,6 +46,15 @@ def app() -> FastAPI:
     @app.get("/slow")
     async def slow() -> None:
         await asyncio.sleep(1)
+
+    @app.get("/parts")
+    async def parts() -> Response:
+        async def two() -> AsyncIterator[bytes]:
+            yield b"["
+            await asyncio.sleep(1)
+            yield b"]"
+
+        return StreamingResponse(two())
 
     @app.get("/faulty")
     async def faulty() -> None:
@@ -240,6 +250,19 @@ def test_a_connection_that_is_being_answered_is_not_closed_for_a_new_one(
             ending.enter_context(connect(server.port))
         assert is_live(server.port)
         assert busy.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_answers_that_wait_for_their_next_part_are_closed_for_new_connections(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 4)
+    with ExitStack() as ending:
+        for _ in range(4):
+            one = ending.enter_context(connect(server.port))
+            one.sendall(HEAD.replace(b"livez", b"parts"))
+            assert one.recv(1) == b"H"
+        for _ in range(10):
+            assert is_live(server.port)
 
 
 def deaf(port: int, asked: bytes) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from contextlib import closing
 
@@ -111,6 +112,35 @@ def test_dead_letters_are_read_backwards_only_as_far_as_needed(
     without_the_second = read[:-1]
     assert sum(without_the_second) < LETTERS
     assert max(without_the_second) <= LONGEST_STRETCH
+
+
+def test_a_letter_whose_mark_an_open_transaction_hides_is_not_replayed_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    own, dispatch = (Producer(servers | more) for more in ({}, {"transactional.id": world.name}))
+    own.produce(world.dead_letters, b"no request", headers=headers(world.requests, 0))
+    assert own.flush(60) == 0
+    dispatch.init_transactions()
+    dispatch.begin_transaction()
+    dispatch.produce(world.dead_letters, b"no request", headers=headers(world.requests, 1))
+    assert dispatch.flush(60) == 0
+    place = f"{world.dead_letters}/0@0"
+    own.produce(world.dead_letters, None, headers=[(HEADER, f"replayed {place}".encode())])
+    assert own.flush(60) == 0
+
+    still_open, sleep = [dispatch], time.sleep
+
+    def commit_first(duration_s: float) -> None:
+        while still_open:
+            still_open.pop().commit_transaction()
+        sleep(duration_s)
+
+    monkeypatch.setattr(time, "sleep", commit_first)  # of the reader, between its looks
+    with closing(Admin(world.settings())) as admin:
+        assert admin.close_letters([place], replay=True).done == []
+        [letter] = [one for one in admin.letters(is_open=False) if one.place == place]
+    assert letter.became == "replayed"
 
 
 def test_dead_letters_of_another_deployment_are_neither_shown_nor_closed(world: World) -> None:

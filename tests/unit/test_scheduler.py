@@ -95,6 +95,13 @@ def test_a_tombstone_of_blackbox_is_not_a_cancel() -> None:
     assert isinstance(valued, Request)
 
 
+def test_a_cancel_with_the_headers_of_another_schedules_message_is_a_cancel() -> None:
+    copied: Headers = [EPOCH, ("scheduler-key", b"video-2"), ("blackbox-source", b"schedules/0@5")]
+    assert parse(copied, value=None) == Cancel("video-1")
+    own: Headers = [copied[1], ("scheduler-key", b"video-1"), copied[2]]
+    assert parse(own, value=None) is None
+
+
 @pytest.mark.parametrize(
     ("headers", "key", "reason", "said"),
     [

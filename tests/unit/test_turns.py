@@ -8,14 +8,17 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from anyio import to_thread
 from fastapi import FastAPI
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled
 from blackbox.api import requests, schedules
+from blackbox.api.app import make_app
 from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load
 from blackbox.core.request_status import RequestStatus
+from blackbox.engine.metrics import Metrics
 from tests.service.test_http import Patient
 
 
@@ -68,6 +71,30 @@ def test_lookups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(one.status_code == 404 for one in all_of_them) == READS_AT_ONCE
 
 
+def test_more_lookups_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.api.turns.READ_WITHIN_S", 5)
+    monkeypatch.setattr("blackbox.api.connections.MOST", 30)
+    admin, waiting = SlowAdmin(), 30 // 3
+    app = FastAPI()
+    app.include_router(requests.routes(cast(Admin, admin), Turns()))
+
+    async def talk() -> list[Any]:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+        )
+        async with client:
+            slow = [asyncio.create_task(client.get(f"/requests/{n}")) for n in range(60)]
+            while sum(one.done() for one in slow) < 60 - READS_AT_ONCE - waiting:
+                await asyncio.sleep(0.01)
+            admin.may_find.set()
+            return await asyncio.gather(*slow)
+
+    answers = asyncio.run(talk())
+    refused = [one for one in answers if one.status_code == 503]
+    assert {one.headers["Retry-After"] for one in refused} == {"1"}
+    assert admin.looked_up == len(answers) - len(refused) == READS_AT_ONCE + waiting
+
+
 def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.api.turns.CHANGE_WITHIN_S", 0.2)
     admin, turns = SlowAdmin(), Turns()
@@ -94,3 +121,21 @@ def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyP
     assert f"{CHANGES_AT_ONCE} changes" in refused.text
     assert (alive.status_code, info.status_code) == (200, 200)
     assert admin.cancelled == CHANGES_AT_ONCE
+
+
+def test_a_refusal_is_answered_while_all_threads_wait() -> None:
+    settings = load(kafka_bootstrap_servers="127.0.0.1:1")
+    app = make_app(Patient(), Metrics(), cast(Admin, SlowAdmin()), settings)
+
+    async def talk() -> list[int]:
+        threads = to_thread.current_default_thread_limiter()
+        threads.total_tokens = 1
+        await threads.acquire_on_behalf_of(app)
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+        )
+        async with client, asyncio.timeout(5):
+            unknown, invalid = await client.get("/unknown"), await client.get("/stats?step_ms=x")
+            return [unknown.status_code, invalid.status_code]
+
+    assert asyncio.run(talk()) == [404, 422]
