@@ -426,6 +426,13 @@ def positions_behind(books: Books) -> set[tuple[str, int]]:
     return {("positions-behind", unread), ("positions-behind", untold)}
 
 
+def requests_that_kafka_removed(books: Books) -> set[tuple[str, int]]:
+    books.settle(Receipt(now_ms(), barrier=True, gone=(700, 850)))
+    # written again after a crash
+    books.settle(Receipt(now_ms(), barrier=True, gone=(700, 900)))
+    return {("gone", 700)}
+
+
 def empty_redis(books: Books) -> set[tuple[str, int]]:
     books.client.delete(*books.client.scan_iter(f"blackbox:{{{books.shard}}}:*"))
     return {("positions-behind", 0)}
@@ -434,7 +441,8 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 FAULTS: list[Fault] = [
     lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind, empty_redis,
+    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind,
+    requests_that_kafka_removed, empty_redis,
 ]  # fmt: skip
 """Each plants one fault in correct books, and returns what an audit should find."""
 
@@ -460,8 +468,9 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert verdict.by_kind == {
         "positions-behind": 4, "orphan-entry": 4, "duplicated": 2, "positions-ahead": 2, "late": 2,
         "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
-        "orphan-payload": 1, "unaccounted": 1,
+        "orphan-payload": 1, "unaccounted": 1, "gone": 1,
     }  # fmt: skip
+    assert verdict.by_kind.keys() == documented_kinds()
     [gone] = exceptions_of(verdict, lost)
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
     assert "&lt;b&gt;shop" in page(verdict)
@@ -477,6 +486,9 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert re.fullmatch(
         r"still pending \d+ ms after it was due", exceptions_of(verdict, overdue)[0].detail
     )
+    [removed] = exceptions_of(verdict, requests_that_kafka_removed)
+    assert "removed the requests 700 to 899 before" in removed.detail
+    assert removed.detail.endswith("at most 200 are lost")
     assert [one.detail for one in exceptions_of(verdict, entries_of_ended_requests)] == [
         "in the index, but delivered", "in the index, but replaced by 5",
         "in the index, but cancelled by 6",
@@ -494,6 +506,12 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert {one.detail for one in exceptions_of(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
     }  # fmt: skip
+
+
+def documented_kinds() -> set[str]:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    [table] = re.findall(r"^## Exceptions\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    return set(re.findall(r"^\| ([a-z][a-z-]+) (?:\(.*?\) )?\| (?!meaning)", table, re.MULTILINE))
 
 
 def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:

@@ -15,7 +15,7 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series, totals
-from blackbox.jobs.audit.exceptions import exceptions
+from blackbox.jobs.audit.exceptions import exceptions, gone
 from blackbox.jobs.audit.positions import (
     PositionFinding,
     SeenPositions,
@@ -162,7 +162,8 @@ class _Audit:
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
-        wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
+        of_requests = exceptions(judged, seen_ms, late_ms, targets=targets)
+        wrong = self._keep(of_requests.unionByName(gone(outcomes)))
         of_positions = [*beyond, *stuck]
         named, by_kind = _named(wrong, of_positions)
         rows = requests(judged)

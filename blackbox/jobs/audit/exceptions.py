@@ -18,6 +18,8 @@ from pyspark.sql.functions import (
     timestamp_millis,
     when,
 )
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
 
 from blackbox.jobs.audit.request_statuses import any_of, due_since, is_known, is_true, lateness
 from blackbox.spark.journals import PLACE
@@ -40,6 +42,29 @@ def exceptions(
     )
     rows = statuses.withColumn("fault", explode(array_compact(faults)))
     return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
+
+
+def gone(outcomes: DataFrame) -> DataFrame:
+    """One row per stretch of requests that, by a receipt, Kafka removed although they were needed."""
+    # An owner that crashed, or rebuilds again, writes the same stretch again, perhaps longer.
+    said = (
+        outcomes.where(col("outcome") == lit("gone"))
+        .groupBy(PLACE)
+        .agg(largest("to_offset").alias("end"), smallest("receipt").alias("receipt"))
+    )
+    nothing = lit(None).cast("string")
+    detail = _text(
+        "the receipt at ", col("receipt"), " says that Kafka removed the requests ", col("offset"), " to ",
+        col("end") - lit(1), " before they were read, or while some of them were pending: at most ",
+        col("end") - col("offset"), " are lost",
+    )  # fmt: skip
+    return said.select(
+        lit("gone").alias("kind"),
+        *PLACE,
+        nothing.alias("id"),
+        nothing.alias("caller"),
+        detail.alias("detail"),
+    )
 
 
 def _pending_throughout() -> Column:
