@@ -162,6 +162,29 @@ class Books:
         for future in admin.delete_records(at).values():
             future.result(30)
 
+    def schedule(self, id: str) -> int:
+        """Write a schedule that is due in an hour; returns its offset."""
+        headers = {
+            "scheduler-epoch": f"{time.time() + 3600:.0f}",
+            "scheduler-target-topic": self.target,
+        }
+        return self._write(*self.shard, "hello", list(headers.items()), key=id)[1]
+
+    def leave_a_hole(self, topic: str, partition: int) -> int:
+        """Leave an offset without a record, as compaction does; returns it."""
+        settings = {"bootstrap.servers": self.world.kafka.bootstrap_servers}
+        producer = Producer(settings | {"transactional.id": f"{topic}-{partition}"})
+        offsets: list[int] = []
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(
+            topic, b"aborted", partition=partition,
+            on_delivery=lambda _, message: offsets.append(message.offset() or 0),
+        )  # fmt: skip
+        producer.flush(30)
+        producer.abort_transaction(30)
+        return offsets[0]
+
     def _write(
         self,
         topic: str,
@@ -191,14 +214,14 @@ Fault = Callable[[Books], set[tuple[str, int]]]
 class Shelf:
     """A request topic with a shard for each of the books, all of them clean."""
 
-    def __init__(self, world: World, spark: SparkSession, shards: int) -> None:
+    def __init__(self, world: World, spark: SparkSession, shards: int, format: str) -> None:
         topic = f"{world.name}.asked"
         world.create(NewTopic(topic, shards), NewTopic(receipts_topic(topic), shards))
         self.spark = spark
         self.environment = {
             "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": world.kafka.bootstrap_servers,
             "BLACKBOX_REDIS_URL": world.redis.url,
-            "BLACKBOX_REQUEST_TOPICS": f"{topic}:countdown",
+            "BLACKBOX_REQUEST_TOPICS": f"{topic}:{format}",
             "BLACKBOX_DEAD_LETTER_TOPIC": world.dead_letters,
             "BLACKBOX_GROUP_ID": world.name,
         }
@@ -220,8 +243,15 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
 
 
 @pytest.fixture
-def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Shelf]:
-    shelf = Shelf(world, spark, getattr(request, "param", 1))
+def topic_format() -> str:
+    return "countdown"
+
+
+@pytest.fixture
+def shelf(
+    world: World, spark: SparkSession, topic_format: str, request: pytest.FixtureRequest
+) -> Iterator[Shelf]:
+    shelf = Shelf(world, spark, getattr(request, "param", 1), topic_format)
     for books in shelf.books:
         books.index.begin(Positions(0, 0))
     yield shelf
@@ -520,6 +550,28 @@ def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
         (one for one in verdict.exceptions if one.partition == partition),
         key=lambda one: one.offset,
     )
+
+
+@pytest.mark.parametrize("topic_format", ["scheduler"])
+def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
+    [books] = shelf.books
+    untold, delivered, twice, left = (books.leave_a_hole(*books.shard) for _ in range(4))
+    pending = books.schedule("pending")
+    books.run_intake()
+    source = books.shard.source(untold)
+    headers = [("blackbox-id", "i"), ("blackbox-due-ms", "1"), ("blackbox-source", source)]
+    at = books._write(books.target, 0, "hello", headers)
+    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(untold, at[1])]}))
+    books.cut(receipts=1)
+    for ended in ([delivered, twice], [twice]):
+        books.settle(Receipt(now_ms(), delivered={"elsewhere/0": [(one, one) for one in ended]}))
+    books.leave(left)  # a newer schedule of its id is not read yet
+
+    verdict = shelf.audit(targets=True)
+
+    assert kinds(verdict) == [("duplicated", twice)]
+    assert (verdict.states["pending"], verdict.unknown) == (1, 4)
+    assert pending > left
 
 
 @pytest.mark.proof

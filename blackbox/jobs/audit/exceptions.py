@@ -21,7 +21,14 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.request_statuses import any_of, due_since, is_known, is_true, lateness
+from blackbox.jobs.audit.conditions import (
+    any_of,
+    due_since,
+    is_compacted_away,
+    is_known,
+    is_true,
+    lateness,
+)
 from blackbox.spark.journals import PLACE
 
 
@@ -86,8 +93,10 @@ def _over_throughout() -> Column:
     was_ended = ((col("ended_by") < col("requests_low")) & ~keeps_bit) | is_true(
         col("carried_by") < col("requests_low")
     )
-    is_no_request = (col("offset") < col("requests_low")) & (
-        col("kind").isNull() | col("kind").isin("cancel", "void")
+    is_no_request = (
+        (col("offset") < col("requests_low"))
+        & (col("kind").isNull() | col("kind").isin("cancel", "void"))
+        & ~is_compacted_away()
     )
     # Entries beyond the position are wrong, unless Redis was rolled back in between.
     not_read = (col("offset") >= col("requests_high")) & col("steady")
@@ -126,7 +135,8 @@ def _rules() -> dict[str, tuple[Column, Column]]:
             & col("receipt").isNotNull()
             # Requests between the two ends were written during the audit, and not read.
             & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
-            & (col("kind").isNull() | (col("kind") == lit("cancel"))),
+            & (col("kind").isNull() | (col("kind") == lit("cancel")))
+            & ~is_compacted_away(),
             _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
         ),
         "early": (
@@ -188,7 +198,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         | (col("outcomes") > lit(1))
         | (
             col("receipts_complete_from_ms").isNotNull()
-            & (col("due_ms") < col("receipts_complete_from_ms"))
+            & ((col("due_ms") < col("receipts_complete_from_ms")) | is_compacted_away())
         )
     )
     rules["unaccounted"] = (

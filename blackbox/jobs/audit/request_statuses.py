@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql.functions import (
     broadcast,
@@ -12,8 +9,6 @@ from pyspark.sql.functions import (
     col,
     concat,
     count,
-    exists,
-    greatest,
     hex,
     lead,
     lit,
@@ -26,6 +21,7 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
+from blackbox.jobs.audit.conditions import any_of, is_true
 from blackbox.spark.journals import PLACE, SHARD, without_void
 
 REQUEST_COLUMNS = [
@@ -81,27 +77,6 @@ def request_statuses(
 def requests(statuses: DataFrame) -> DataFrame:
     """The statuses of requests only, without cancels and offsets that hold no request."""
     return statuses.where(col("kind").isin("request", "invalid"))
-
-
-def is_known() -> Column:
-    """Whether the journals still keep this offset of the request topic."""
-
-    def holds(gap: Column) -> Column:
-        return (col("offset") >= gap["start"]) & (col("offset") < gap["end"])
-
-    return (col("offset") >= col("first")) & ~exists("gaps", holds)
-
-
-def lateness() -> Column:
-    """How long after its due time, or after it was requested if that is later, it was delivered, in ms."""
-    return greatest(col("outcome_ms") - due_since(), lit(0))
-
-
-def due_since() -> Column:
-    """The time from which a request is late: its due time, or when it was written if that is later."""
-    # A carried record was written by promotion: only the due time says whether it is late.
-    asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
-    return greatest(col("due_ms"), asked_ms)
 
 
 def _with_carried(
@@ -274,15 +249,6 @@ def _with_state(rows: DataFrame) -> DataFrame:
     kind = when(is_carried | is_to_be, lit("carried")).otherwise(col("kind"))
     is_request = col("kind").isin("request", "invalid")
     return rows.withColumn("kind", kind).withColumn("state", when(is_request, state))
-
-
-def is_true(condition: Column) -> Column:
-    """The condition, with null as false."""
-    return coalesce(condition, lit(False))
-
-
-def any_of(*conditions: Column) -> Column:
-    return reduce(or_, map(is_true, conditions))
 
 
 def _id() -> Column:
