@@ -107,7 +107,8 @@ class Books:
         [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
-        return self.target, *self._write(message.topic, -1, message.value, message.headers)
+        key = None if message.key is None else message.key.decode()
+        return self.target, *self._write(message.topic, -1, message.value, message.headers, key=key)
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
         """Deliver due requests, as dispatch does; returns the places."""
@@ -178,7 +179,7 @@ class Books:
         producer.init_transactions(30)
         producer.begin_transaction()
         producer.produce(
-            topic, b"aborted", partition=partition,
+            topic, b"aborted", b"key", partition=partition,
             on_delivery=lambda _, message: offsets.append(message.offset() or 0),
         )  # fmt: skip
         producer.flush(30)
@@ -572,6 +573,25 @@ def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
     assert kinds(verdict) == [("duplicated", twice)]
     assert (verdict.states["pending"], verdict.unknown) == (1, 4)
     assert pending > left
+
+
+def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shelf) -> None:
+    [books] = shelf.books
+    target = f"{books.target}.state"
+    books.world.create(NewTopic(target, 1, config={"cleanup.policy": "compact"}))
+    removed, misplaced = (books.ask(0, topic=target, key="k") for _ in range(2))
+    books.run_intake()
+    _, _, there = books.send(misplaced)
+    places = zip(
+        (removed, misplaced), (books.leave_a_hole(target, 0) for _ in range(2)), strict=True
+    )
+    books.settle(Receipt(now_ms(), delivered={f"{target}/0": list(places)}))
+
+    verdict = shelf.audit(targets=True)
+
+    assert verdict.states["delivered"] == 2
+    assert there == 0
+    assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
 
 
 @pytest.mark.proof

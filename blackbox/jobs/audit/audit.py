@@ -226,7 +226,8 @@ class _Audit:
     def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
         """The targets of these requests, the spans that are read, and the messages found in them."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
-        counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
+        topics = Topics(self._access.admin())
+        counts = topics.partitions([row.target for row in named], to="Read")
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
         with closing(Ends(self._access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
@@ -234,8 +235,9 @@ class _Audit:
         ranges = tuple(pieces(whole))
         task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
         found = numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
-        topics = [one.topic for one in whole]
-        return topics, self._session.createDataFrame(whole, SPANS), found
+        compacted = topics.compacted(list(counts))
+        spans = [(*one, one.topic in compacted) for one in whole]
+        return list(counts), self._session.createDataFrame(spans, SPANS), found
 
 
 _EXCEPTIONS = (

@@ -185,11 +185,12 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
     # Outside these offsets, retention removed the message, or it came after the target was read.
     is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    may_be_compacted_away = col("may_lack") & col("copies").isNull()
     same = reduce(
         and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
     )  # fmt: skip
     rules["not-there"] = (
-        delivered & is_kept & ~any_of(several, same),
+        delivered & is_kept & ~any_of(several, same, may_be_compacted_away),
         _text("its receipt says", _at("to_"), ", which has another message or none"),
     )
     # Its receipt may be among those that are no longer kept.

@@ -28,8 +28,8 @@ REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
 
-SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
-"""The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long, may_lack boolean"
+"""The offsets that target topics hold: `kept_from` to `kept_to` - 1; compaction `may_lack` some of them."""
 
 STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
