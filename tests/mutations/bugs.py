@@ -1420,4 +1420,20 @@ BUGS = (
             "::test_messages_that_compaction_may_have_removed_are_no_exceptions",
         ),
     ),
+    Bug(
+        "audit-of-the-history",
+        "The audit reads the history topic if a caller names it, and counts copies as deliveries.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "[row.target for row in named if row.target != self._copies]",
+                "[row.target for row in named]",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_copies_in_the_history_topic_are_no_second_deliveries",
+        ),
+    ),
 )

@@ -100,15 +100,17 @@ class Books:
         ):
             intake.apply(batch, now_ms())
 
-    def send(self, offset: int) -> tuple[str, int, int]:
-        """Write the message of a request to its target; returns its place."""
+    def send(self, offset: int, to: str | None = None) -> tuple[str, int, int]:
+        """Write the message of a request to its target, or to another topic; returns its place."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
         [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
         key = None if message.key is None else message.key.decode()
-        return self.target, *self._write(message.topic, -1, message.value, message.headers, key=key)
+        return self.target, *self._write(
+            to or message.topic, -1, message.value, message.headers, key=key
+        )
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
         """Deliver due requests, as dispatch does; returns the places."""
@@ -163,11 +165,11 @@ class Books:
         for future in admin.delete_records(at).values():
             future.result(30)
 
-    def schedule(self, id: str) -> int:
-        """Write a schedule that is due in an hour; returns its offset."""
+    def schedule(self, id: str, in_s: float = 3600, target: str | None = None) -> int:
+        """Write a schedule; returns its offset."""
         headers = {
-            "scheduler-epoch": f"{time.time() + 3600:.0f}",
-            "scheduler-target-topic": self.target,
+            "scheduler-epoch": f"{time.time() + in_s:.0f}",
+            "scheduler-target-topic": target or self.target,
         }
         return self._write(*self.shard, "hello", list(headers.items()), key=id)[1]
 
@@ -225,6 +227,7 @@ class Shelf:
             "BLACKBOX_REQUEST_TOPICS": f"{topic}:{format}",
             "BLACKBOX_DEAD_LETTER_TOPIC": world.dead_letters,
             "BLACKBOX_GROUP_ID": world.name,
+            "BLACKBOX_HISTORY_TOPIC": f"{world.name}.history",
         }
         self.settings = settings_of(self.environment)
         self.books = [Books(world, self.settings, partition) for partition in range(shards)]
@@ -573,6 +576,22 @@ def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
     assert kinds(verdict) == [("duplicated", twice)]
     assert (verdict.states["pending"], verdict.unknown) == (1, 4)
     assert pending > left
+
+
+@pytest.mark.parametrize("topic_format", ["scheduler"])
+def test_copies_in_the_history_topic_are_no_second_deliveries(shelf: Shelf) -> None:
+    [books] = shelf.books
+    history = shelf.settings.history_topic
+    books.world.create(NewTopic(history, 1))
+    delivered = books.schedule("delivered", in_s=-1)
+    books.schedule("to the history", target=history)
+    books.run_intake()
+    books.deliver(delivered)
+    books.send(delivered, to=history)
+
+    verdict = shelf.audit(targets=True)
+
+    assert (kinds(verdict), verdict.read_targets) == ([], [books.target])
 
 
 def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shelf) -> None:

@@ -138,6 +138,8 @@ class _Audit:
         self._settings = settings
         self._access = kafka(settings, NO_CLIENT_LOG)
         self._kept = kept
+        # Copies have the headers of the messages: in a target they would count as second deliveries.
+        self._copies = settings.history_topic if settings.schedule_topics else None
         self._ending = ending
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         ending.callback(self._inspector.close)
@@ -227,7 +229,9 @@ class _Audit:
         """The targets of these requests, the spans that are read, and the messages found in them."""
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         topics = Topics(self._access.admin())
-        counts = topics.partitions([row.target for row in named], to="Read")
+        counts = topics.partitions(
+            [row.target for row in named if row.target != self._copies], to="Read"
+        )
         there = [(topic, p) for topic, count in counts.items() for p in range(count)]
         with closing(Ends(self._access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
