@@ -42,8 +42,9 @@ OUTCOMES = (
 )
 """`offset` is that of the request in `topic`/`partition`, `receipt` that of the receipt that names it.
 
-`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or
-cut: from this offset on, this and earlier receipts name other requests than the current ones.
+`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends),
+ignored (a conditional record that did not count), or cut: from this offset on, this and earlier
+receipts name other requests than the current ones.
 """
 
 
@@ -161,8 +162,9 @@ def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]
     if receipt.gone:
         first, end = receipt.gone
         yield "gone", first, (None, None, end)
-    for offset in receipt.cut:
-        yield "cut", offset, nowhere
+    for outcome in ("ignored", "cut"):
+        for offset in getattr(receipt, outcome):
+            yield outcome, offset, nowhere
 
 
 def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:

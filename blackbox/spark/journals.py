@@ -167,12 +167,27 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         .groupBy(PLACE)
         .agg(largest("receipt").alias("void_at"))
     )
+    others = outcomes.where(~col("outcome").isin("void", "gone", "ignored", "cut"))
+    # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
+    valid = (
+        others.join(broadcast(void), PLACE, "left")
+        .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
+        .drop("void_at")
+    )
+    return _without_lost_end(valid, outcomes)
+
+
+def ignored(outcomes: DataFrame) -> DataFrame:
+    """The conditional records that, by a receipt, did not count, without those of a lost end of the log."""
+    return _without_lost_end(outcomes.where(col("outcome") == lit("ignored")), outcomes)
+
+
+def _without_lost_end(rows: DataFrame, outcomes: DataFrame) -> DataFrame:
     cuts = (
         outcomes.where(col("outcome") == lit("cut"))
         .groupBy(*(col(name).alias(f"cut_{name}") for name in PLACE))
         .agg(largest("receipt").alias("cut_at"))
     )
-    others = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
     # A cut says that the log lost its end: receipts up to it name requests that are gone, and other
     # requests have their offsets now.
     is_of_others = (
@@ -181,13 +196,7 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         & (col("offset") >= col("cut_offset"))
         & (col("receipt") <= col("cut_at"))
     )
-    return (
-        # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
-        others.join(broadcast(void), PLACE, "left")
-        .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
-        .drop("void_at")
-        .join(broadcast(cuts), is_of_others, "left_anti")
-    )
+    return rows.join(broadcast(cuts), is_of_others, "left_anti")
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:

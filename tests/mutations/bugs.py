@@ -1436,4 +1436,20 @@ BUGS = (
             "::test_copies_in_the_history_topic_are_no_second_deliveries",
         ),
     ),
+    Bug(
+        "audit-of-late-replacements",
+        "The audit lets a replacement that came too late end other requests until it is a dead letter.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                "said_invalid.union(did_not_count)",
+                "said_invalid",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_replacement_that_waits_for_its_dead_letter_ended_nothing",
+        ),
+    ),
 )

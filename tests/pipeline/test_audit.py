@@ -556,6 +556,29 @@ def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     )
 
 
+def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf) -> None:
+    [books] = shelf.books
+    books.ask(id="a")
+    books.cancel("a")
+    pending = books.ask(id="a")
+    again = {"topic": books.target, "message": "moved", "countdown": 60, "id": "a"}
+    headers = [("blackbox-replaces", request_id(books.shard, 0).encode())]
+    too_late = books.write(json.dumps(again), headers)
+    books.run_intake()
+
+    verdict = shelf.audit()
+
+    assert (kinds(verdict), verdict.states["pending"], verdict.states["cancelled"]) == ([], 2, 1)
+
+    position, ignored = books.index.unrecorded(10)
+    at = books.write_receipt(Receipt(now_ms(), ignored=ignored, read=position))
+    books.index.settle(Settlement({}, at + 1, recorded=ignored))
+    assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
+    assert kinds(shelf.audit()) == []
+    books.forget(pending)
+    assert kinds(shelf.audit()) == [("lost", pending)]
+
+
 @pytest.mark.parametrize("topic_format", ["scheduler"])
 def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
     [books] = shelf.books

@@ -22,7 +22,7 @@ from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
 from blackbox.jobs.audit.conditions import any_of, is_true
-from blackbox.spark.journals import PLACE, SHARD, without_void
+from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
 REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
@@ -64,7 +64,8 @@ def request_statuses(
     if spans is not None:
         first_outcomes = first_outcomes.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    ended = _ended(asked, by_id, first_outcomes)
+    did_not_count = held.where(col("ignored")).select(PLACE).union(ignored(outcomes).select(PLACE))
+    ended = _ended(asked, by_id, first_outcomes, did_not_count)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
     rows = rows.join(first_outcomes, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, first_outcomes, index, ended)
@@ -129,11 +130,13 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
+def _ended(
+    asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame
+) -> DataFrame:
     """The record that ends each request: the next one with its caller id, or one that names its id."""
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
-        late = _too_late(by_id, first_outcomes)
+        late = _too_late(by_id, first_outcomes, did_not_count)
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -175,15 +178,17 @@ def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> Dat
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
 
 
-def _too_late(by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
+def _too_late(by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame) -> DataFrame:
     """The replacements that end nothing, because they came too late."""
     replacing = by_id.where(col("ended_as") == lit("request"))
     had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
     )
-    # The service writes `invalid` for a replacement that it found too late.
+    # For a replacement that it found too late, the service notes this first, and writes `invalid`
+    # with the dead letter.
     said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
-    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset"))
+    own = own.join(said_invalid.union(did_not_count), PLACE, "left_semi")
     return had_ended.unionByName(own).distinct()
 
 
@@ -212,10 +217,14 @@ def _first_outcomes(outcomes: DataFrame) -> DataFrame:
 
 
 def _index(held: DataFrame) -> DataFrame:
-    return held.groupBy(PLACE).agg(
-        largest("entry").alias("entry"),
-        largest("payload").alias("payload"),
-        largest("cold").alias("cold"),
+    return (
+        held.where(~col("ignored"))
+        .groupBy(PLACE)
+        .agg(
+            largest("entry").alias("entry"),
+            largest("payload").alias("payload"),
+            largest("cold").alias("cold"),
+        )
     )
 
 
