@@ -56,9 +56,12 @@ class RequestRows:
     access: KafkaAccess
     ranges: tuple[Range, ...]
     whole: bool
+    skip_removed: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(
+            self.access, self.ranges, batches, skip_removed=self.skip_removed
+        )
         return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
@@ -84,19 +87,24 @@ class OutcomeRows:
 
     access: KafkaAccess
     ranges: tuple[Range, ...]
+    skip_removed: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (
-            list(_outcome_rows(chunk))
-            for chunk in read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(
+            self.access, self.ranges, batches, skip_removed=self.skip_removed
         )
-        return as_batches(found, OUTCOMES)
+        return as_batches((list(_outcome_rows(chunk)) for chunk in read), OUTCOMES)
 
 
 def read_numbered_ranges(
-    access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
+    access: KafkaAccess,
+    ranges: tuple[Range, ...],
+    batches: Iterator[pa.RecordBatch],
+    *,
+    skip_removed: bool = False,
 ) -> Iterator[Chunk]:
-    return read_ranges(access, [ranges[number] for number in numbers(batches)])
+    wanted = [ranges[number] for number in numbers(batches)]
+    return read_ranges(access, wanted, skip_removed=skip_removed)
 
 
 def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:

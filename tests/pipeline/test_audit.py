@@ -574,7 +574,6 @@ def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf
     at = books.write_receipt(Receipt(now_ms(), ignored=ignored, read=position))
     books.index.settle(Settlement({}, at + 1, recorded=ignored))
     assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
-    assert kinds(shelf.audit()) == []
     books.forget(pending)
     assert kinds(shelf.audit()) == [("lost", pending)]
 
@@ -634,6 +633,32 @@ def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shel
     assert verdict.states["delivered"] == 2
     assert there == 0
     assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_what_kafka_removes_during_an_audit_is_not_judged(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, targets: bool
+) -> None:
+    [books] = shelf.books
+    for _ in range(3):
+        books.deliver_now()
+    books.ask()
+    books.run_intake()
+    plan, planned = module._Audit._journals, []
+
+    def planned_before_a_trim(audit: Any) -> Any:
+        planned.append(plan(audit))
+        if len(planned) == 2:
+            books.cut(requests=2, receipts=2)
+            books.world.empty(books.target)
+        return planned[-1]
+
+    monkeypatch.setattr(module._Audit, "_journals", planned_before_a_trim)
+
+    verdict = shelf.audit(targets=targets)
+
+    assert (kinds(verdict), len(planned)) == ([], 2)
+    assert (verdict.states["pending"], verdict.states["delivered"]) == (1, 1)
 
 
 @pytest.mark.proof

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -25,18 +26,15 @@ from blackbox.jobs.audit.positions import (
 )
 from blackbox.jobs.audit.request_statuses import (
     REQUEST_COLUMNS,
-    SPANS,
     STATUS_COLUMNS,
     request_statuses,
     requests,
 )
-from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
+from blackbox.jobs.audit.targets import Targets
+from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
-from blackbox.journal.ends import Ends
-from blackbox.journal.ranges import Range
-from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
-from blackbox.spark.journals import JournalTables, Reach, of_table, pieces, reach
+from blackbox.spark.journals import JournalTables, Reach, of_table, reach
 from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
@@ -123,6 +121,7 @@ def audited(
     5. read the receipts up to their end: they account for everything read before;
     6. read the positions a last time.
 
+    What Kafka removes before it is read is not judged.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
     Raises JournalLost or IndexLost when Kafka or Redis does not answer.
     """
@@ -138,8 +137,6 @@ class _Audit:
         self._settings = settings
         self._access = kafka(settings, NO_CLIENT_LOG)
         self._kept = kept
-        # Copies have the headers of the messages: in a target they would count as second deliveries.
-        self._copies = settings.history_topic if settings.schedule_topics else None
         self._ending = ending
         self._inspector = Inspector.of(settings.redis_url.get_secret_value())
         ending.callback(self._inspector.close)
@@ -155,12 +152,15 @@ class _Audit:
         beyond = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_limit_timestamps(journals.requests().select(REQUEST_COLUMNS)))
-        read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
+        there = self._targets(asked) if targets else None  # 4
+        found = None if there is None else self._keep(there.messages(self._settings.topics))
         later = self._journals()  # 5
         outcomes = self._keep(later.outcomes())
+        self._read_now(journals, later, [asked, outcomes, found])
+        spans = None if there is None else there.spans()
         known = marks(self._session, first, journals, later, outcomes, before, after)
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
-        # The first action: everything above is read before the positions are read a last time.
+        # Everything above is read before the positions are read a last time.
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
@@ -181,7 +181,7 @@ class _Audit:
             by_kind=by_kind,
             exceptions=named,
             **series(rows, counts),
-            read_targets=sorted(set(read)),
+            read_targets=there.topics if there else [],
         )
         positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
@@ -225,23 +225,21 @@ class _Audit:
                 return beyond
             time.sleep(PATIENCE_LOOK_S)
 
-    def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
-        """The targets of these requests, the spans that are read, and the messages found in them."""
+    def _targets(self, asked: DataFrame) -> Targets:
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
-        topics = Topics(self._access.admin())
-        counts = topics.partitions(
-            [row.target for row in named if row.target != self._copies], to="Read"
-        )
-        there = [(topic, p) for topic, count in counts.items() for p in range(count)]
-        with closing(Ends(self._access)) as ends:
-            begins, lasts = ends.first(there), ends.last(there)
-        whole = [Range(*at, begins[at], lasts[at]) for at in there]
-        ranges = tuple(pieces(whole))
-        task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
-        found = numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
-        compacted = topics.compacted(list(counts))
-        spans = [(*one, one.topic in compacted) for one in whole]
-        return list(counts), self._session.createDataFrame(spans, SPANS), found
+        names = [row.target for row in named]
+        return Targets.named(names, self._session, self._settings, self._access)
+
+    def _read_now(
+        self, requests: JournalTables, outcomes: JournalTables, tables: Iterable[DataFrame | None]
+    ) -> None:
+        """Read what these tables hold, and note what Kafka removed before it was read."""
+        rows = [table.select(lit(1)) for table in tables if table is not None]
+        reduce(DataFrame.union, rows).count()
+        # Only now: the service trims its journals at any time, and a target has its retention.
+        left = reach(self._settings, self._access)
+        requests.leave_out_removed(left)
+        outcomes.leave_out_removed(left)
 
 
 _EXCEPTIONS = (

@@ -106,7 +106,7 @@ def _over_throughout() -> Column:
 def _rules() -> dict[str, tuple[Column, Column]]:
     """Per kind of exception: the condition, and the detail text."""
     entry, payload, cold = is_true(col("entry")), is_true(col("payload")), is_true(col("cold"))
-    gone = cold & (col("offset") < col("first"))
+    gone = cold & (col("offset") < col("in_kafka_from"))
     return {
         "lost": (
             gone | (is_known() & _pending_throughout() & ~entry & ~cold),

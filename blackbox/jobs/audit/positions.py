@@ -17,7 +17,7 @@ from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Re
 SeenPositions = Mapping[Shard, Positions | None]
 
 MARKS = (
-    "topic string, partition int, id_prefix string, first long, end long, "
+    "topic string, partition int, id_prefix string, in_kafka_from long, first long, end long, "
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
     "steady boolean, compacted boolean, receipts_complete_from_ms long, "
@@ -25,6 +25,7 @@ MARKS = (
 )
 """Per shard:
 
+`in_kafka_from` -- the first offset that Kafka kept before the index was read
 `first` to `end` - 1 -- the offsets of requests that are kept, except `gaps`; none from `whole_from` on
 `end_later` -- the end of the requests when the receipts were about to be read
 `…_low`, `…_high` -- the bounds of the positions while the index was read
@@ -99,7 +100,7 @@ def marks(
         low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
         rows.append(
             (
-                *shard, id_prefix(shard), *span, later.reach[requests].end, gaps,
+                *shard, id_prefix(shard), first[requests].start, *span, later.reach[requests].end, gaps,
                 _whole_from(span, gaps),
                 low.requests, high.requests, low.receipts, high.receipts,
                 before[shard] is not None and pair[0] == low,

@@ -88,7 +88,7 @@ class FoundRows:
     topics: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(self.access, self.ranges, batches, skip_removed=True)
         return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
     def _found(self, chunk: Chunk) -> Iterator[Row]:
