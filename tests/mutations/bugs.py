@@ -1478,4 +1478,20 @@ BUGS = (
         (),
         ("tests/pipeline/test_audit.py::test_what_kafka_removes_during_an_audit_is_not_judged",),
     ),
+    Bug(
+        "audit-without-a-topic",
+        "The audit leaves out request topics that do not exist.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        self._check_topics(first)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_an_audit_fails_if_one_of_the_request_topics_does_not_exist",
+        ),
+    ),
 )

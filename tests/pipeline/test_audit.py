@@ -270,7 +270,11 @@ def type_audit(
     monkeypatch.setattr(import_module("blackbox.cli.audit"), "spark", lambda *_: nullcontext(spark))
     none: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("BLACKBOX_"))
     environment = none | shelf.environment | {"COLUMNS": "100"}
-    return lambda *typed: CliRunner().invoke(app, ["audit", *typed], env=environment)
+
+    def typed(*words: str, **more: str) -> Result:
+        return CliRunner().invoke(app, ["audit", *words], env=environment | more)
+
+    return typed
 
 
 def kinds(verdict: AuditVerdict) -> list[tuple[str, int]]:
@@ -697,6 +701,19 @@ def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
         "pending": 1, "delivered": 3, "unknown": 1,
     }  # fmt: skip
     assert verdict.unknown == 2
+
+
+def test_an_audit_fails_if_one_of_the_request_topics_does_not_exist(
+    shelf: Shelf, type_audit: Callable[..., Result]
+) -> None:
+    topic = shelf.books[0].shard.topic
+    topics = f"{topic}:countdown,{topic}.deleted:countdown"
+
+    answer = type_audit(BLACKBOX_REQUEST_TOPICS=topics)
+
+    assert (answer.exit_code, answer.stdout) == (1, ""), answer.output
+    assert f"the request topic {topic}.deleted does not exist" in answer.stderr
+    assert "blackbox rebind" in answer.stderr
 
 
 @pytest.mark.proof

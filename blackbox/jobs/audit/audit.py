@@ -34,6 +34,7 @@ from blackbox.jobs.audit.targets import Targets
 from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.records.request import Shard
+from blackbox.spark.job_failures import AuditError
 from blackbox.spark.journals import JournalTables, Reach, of_table, reach
 from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
@@ -123,7 +124,8 @@ def audited(
 
     What Kafka removes before it is read is not judged.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
-    Raises JournalLost or IndexLost when Kafka or Redis does not answer.
+    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of
+    the request topics exist.
     """
     with ExitStack() as ending:
         yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
@@ -144,6 +146,7 @@ class _Audit:
     def run(self, *, targets: bool, late_s: float | None) -> Audited:
         seen_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         first = reach(self._settings, self._access)  # 1
+        self._check_topics(first)
         self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
@@ -185,6 +188,18 @@ class _Audit:
         )
         positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
+
+    def _check_topics(self, there: Reach) -> None:
+        found = {journal.shard.topic for journal in there}
+        missing = [topic for topic in self._settings.topics if topic not in found]
+        # Without any, nothing was ever requested.
+        if missing and found:
+            raise AuditError(
+                f"the request topic {missing[0]} does not exist on "
+                f"{self._settings.kafka_bootstrap_servers}, so its requests cannot be judged; `blackbox run` "
+                "creates missing topics; if it was deleted, `blackbox rebind` then settles what was pending, "
+                "or take it out of BLACKBOX_REQUEST_TOPICS"
+            )
 
     def _tune_spark(self, there: Reach) -> None:
         rows = sum(span.end - span.start for span in there.values())
