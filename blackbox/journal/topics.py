@@ -176,16 +176,6 @@ class Topics:
                 found[resource.name] = _why_not_described(error, resource.name)
         return found
 
-    def compacted(self, names: Sequence[str]) -> set[str]:
-        """The topics that Kafka compacts, without those whose configuration the brokers do not return."""
-        if not names:
-            return set()
-        return {
-            name
-            for name, settings in self.settings(names).items()
-            if isinstance(settings, TopicSettings) and "compact" in settings.cleanup_policy
-        }
-
 
 def _why_not_described(error: KafkaException, topic: str) -> str:
     """The error that the brokers answer. Raises JournalLost when they did not answer."""

@@ -1494,4 +1494,18 @@ BUGS = (
             "::test_an_audit_fails_if_one_of_the_request_topics_does_not_exist",
         ),
     ),
+    Bug(
+        "audit-asks-for-each-target",
+        "The audit asks the brokers about one target after the other.",
+        (
+            Change(
+                "jobs/audit/targets.py",
+                "    described = Topics(access.admin()).describe(names) if names else {}\n",
+                "    topics = Topics(access.admin())\n"
+                "    described = {n: one for name in names for n, one in topics.describe([name]).items()}\n",
+            ),
+        ),
+        (),
+        (),
+    ),
 )

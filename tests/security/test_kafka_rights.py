@@ -23,7 +23,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.piece_writer import PieceProgressReader, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Receipt, encode
@@ -805,8 +805,9 @@ def test_only_with_the_permission_the_audit_knows_that_a_target_is_compacted(
 ) -> None:
     deployment.create(deployment.target, cleanup_policy="compact")
     deployment.allow(kafka_rights("audit --targets", *([KNOWS_COMPACTED] if is_allowed else [])))
-    topics = Topics(deployment.access().admin())
-    assert topics.compacted([deployment.target]) == ({deployment.target} if is_allowed else set())
+    [found] = Topics(deployment.access().admin()).describe([deployment.target]).values()
+    policy = found.settings.cleanup_policy if isinstance(found.settings, TopicSettings) else None
+    assert (found.partitions, policy) == (1, "compact" if is_allowed else None)
 
 
 def test_the_tests_know_each_command_of_the_list() -> None:

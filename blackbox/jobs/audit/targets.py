@@ -14,9 +14,23 @@ from blackbox.jobs.audit.tasks import FOUND, FoundRows
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import Topics, TopicSettings
+from blackbox.records.errors import NotAllowed
 from blackbox.spark.journals import pieces
 from blackbox.spark.spark_session import numbered
+
+
+def _described(names: Sequence[str], access: KafkaAccess) -> dict[str, tuple[int, bool]]:
+    """The partition counts of these topics, without those that do not exist, and whether Kafka compacts them."""
+    # One request for all of them: callers may invent any number of names.
+    described = Topics(access.admin()).describe(names) if names else {}
+    found: dict[str, tuple[int, bool]] = {}
+    for name, (count, settings) in described.items():
+        if count is None:
+            raise NotAllowed(f"cannot see the topic {name}: {settings}; grant Read on topic {name}")
+        is_compacted = isinstance(settings, TopicSettings) and "compact" in settings.cleanup_policy
+        found[name] = count, is_compacted
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +49,13 @@ class Targets:
         """The targets of these names that exist, without the history topic."""
         # Copies have the headers of the messages: in a target they would count as second deliveries.
         copies = settings.history_topic if settings.schedule_topics else None
-        topics = Topics(access.admin())
-        counts = topics.partitions([name for name in names if name != copies], to="Read")
-        there = [(topic, p) for topic, count in counts.items() for p in range(count)]
+        described = _described([name for name in names if name != copies], access)
+        there = [(topic, p) for topic, (count, _) in described.items() for p in range(count)]
         with closing(Ends(access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
         partitions = [Range(*at, begins[at], lasts[at]) for at in there]
-        return cls(session, access, partitions, topics.compacted(list(counts)))
+        compacted = {topic for topic, (_, is_compacted) in described.items() if is_compacted}
+        return cls(session, access, partitions, compacted)
 
     @property
     def topics(self) -> list[str]:
