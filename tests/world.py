@@ -26,6 +26,7 @@ import psutil
 import pytest
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    OFFSET_END,
     Consumer,
     KafkaError,
     Message,
@@ -274,6 +275,14 @@ class World:
         for future in admin.create_topics(list(topics)).values():
             future.result()
         until("the broker knows the new topics", lambda: self._have_leaders(admin, topics))
+
+    def empty(self, topic: str) -> None:
+        """Remove all records of a topic, as retention does."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        everything = [TopicPartition(topic, partition, OFFSET_END) for partition in partitions]
+        for future in admin.delete_records(everything).values():
+            future.result(30)
 
     @staticmethod
     def _have_leaders(admin: AdminClient, topics: Sequence[NewTopic]) -> bool:

@@ -14,7 +14,7 @@ from blackbox.config.settings_error import SettingsError
 from blackbox.embedded import EmbeddedError
 from blackbox.index.address import read
 from blackbox.records.errors import IndexFull, IndexLost, NotAllowed, RecoveryRequired
-from blackbox.spark.job_failures import LedgerError
+from blackbox.spark.job_failures import AuditError, LedgerError
 from blackbox.support import logs
 
 FAILED = 1
@@ -38,7 +38,7 @@ def failures_explained() -> Iterator[None]:
         yield
     except (SettingsError, BadUsage) as error:
         raise error_exit(str(error), BAD_USAGE) from None
-    except (NotSent, EmbeddedError, IndexFull, LedgerError) as error:
+    except (NotSent, EmbeddedError, IndexFull, LedgerError, AuditError) as error:
         raise error_exit(str(error)) from None
     except RecoveryRequired as error:
         raise error_exit(_with_remedy(error)) from None

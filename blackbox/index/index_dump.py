@@ -79,6 +79,13 @@ class IndexDump:
         for segment, bitmap in zip(flat[::2], flat[1::2], strict=True):
             yield list(Bits({int(segment): bitmap}))
 
+    def ignored(self, shard: Shard) -> Iterator[list[int]]:
+        """The conditional records that did not count and are in no receipt yet. One may come more than once."""
+        keys = Keys(shard)
+        with closing(RedisSession(self._connections, keys.state)) as session:
+            for flat in _scanned(session, ("ZSCAN", keys.ignored), ("COUNT", PAGE)):
+                yield [int(name, 16) for name in flat[::2]]
+
     def close(self) -> None:
         self._connections.disconnect()
 

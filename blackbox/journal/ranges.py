@@ -18,7 +18,7 @@ from blackbox.journal.partition_reader import (
     messages_below,
     offset_of,
 )
-from blackbox.records.errors import JournalLost, JournalSilent
+from blackbox.records.errors import JournalLost, JournalSilent, RecordsRemoved
 
 ANOTHER_SILENCE_S = 0.5
 
@@ -50,12 +50,14 @@ def read_ranges(
     ranges: Sequence[Range],
     lost: Callable[[Range, JournalLost], None] | None = None,
     silence_s: float = SILENCE_S,
+    *,
+    skip_removed: bool = False,
 ) -> Iterator[Chunk]:
     """The committed records of each range, one range after the other, each in order.
 
-    Raises JournalLost when retention has removed offsets that are wanted, JournalSilent when Kafka
+    Raises RecordsRemoved when retention has removed offsets that are wanted, JournalSilent when Kafka
     returns nothing for twice `silence_s`. With `lost`, calls it instead, and skips the rest of that
-    range.
+    range. With `skip_removed`, skips only the removed offsets, without an error.
     """
     left = list(ranges)
     while left:
@@ -63,6 +65,10 @@ def read_ranges(
             with _borrowed_consumer(access) as consumer:
                 yield from _read_in_turn(consumer, left, access, silence_s)
         except JournalLost as reason:
+            if skip_removed and isinstance(reason, RecordsRemoved):
+                rest = left.pop(0)._replace(start=reason.first)
+                left[:0] = [rest] if rest.start < rest.end else []
+                continue
             if lost is None:
                 raise
             lost(left.pop(0), reason)
@@ -205,8 +211,12 @@ def _out_of_range(consumer: Consumer, wanted: Range, position: int) -> JournalLo
             "it was truncated, or deleted and created again: start again from its first offset"
         )
     first = bounds[0] if bounds is not None else "unknown"
-    return JournalLost(
+    text = (
         f"{topic}/{partition}: cannot read offset {position}, because the first available one is "
-        f"{first}; retention or DeleteRecords removed the earlier records: raise retention.ms (and "
-        f"retention.bytes) of {topic}, and start at an available offset"
+        f"{first}; retention, DeleteRecords or blackbox's own trimming removed the earlier records: "
+        f"start at an available offset, and if {topic} has a retention.ms or retention.bytes of its "
+        "own, raise it"
     )
+    # An offset that is not out of range any more does not show what was removed.
+    is_removed = bounds is not None and bounds[0] > position
+    return RecordsRemoved(text, bounds[0]) if bounds and is_removed else JournalLost(text)

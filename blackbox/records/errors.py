@@ -23,6 +23,14 @@ class JournalLost(RecoveryRequired):
     """Kafka did not answer in time or refused; what was under way has an unknown outcome."""
 
 
+class RecordsRemoved(JournalLost):
+    """Kafka has removed the records that were wanted; the first one that it still has is at `first`."""
+
+    def __init__(self, text: str, first: int) -> None:
+        super().__init__(text)
+        self.first = first
+
+
 class JournalSilent(JournalLost):
     """Kafka accepts a question and never answers it, which delays code that waits for several answers."""
 

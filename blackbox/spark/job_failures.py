@@ -1,10 +1,14 @@
-"""Failures of jobs on Spark: their causes without Java stack traces, and errors of the ledger."""
+"""Failures of jobs on Spark: causes without Java stack traces, and errors of the ledger and the audit."""
 
 from __future__ import annotations
 
 
 class LedgerError(Exception):
     """The ledger cannot be used as it is; the text says what is wrong and what to do."""
+
+
+class AuditError(Exception):
+    """The audit cannot judge all requests; the text says what is missing and what to do."""
 
 
 def in_one_line(failure: BaseException) -> str:

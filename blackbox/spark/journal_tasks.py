@@ -42,8 +42,9 @@ OUTCOMES = (
 )
 """`offset` is that of the request in `topic`/`partition`, `receipt` that of the receipt that names it.
 
-`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends), or
-cut: from this offset on, this and earlier receipts name other requests than the current ones.
+`outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends),
+ignored (a conditional record that did not count), or cut: from this offset on, this and earlier
+receipts name other requests than the current ones.
 """
 
 
@@ -55,9 +56,12 @@ class RequestRows:
     access: KafkaAccess
     ranges: tuple[Range, ...]
     whole: bool
+    skip_removed: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(
+            self.access, self.ranges, batches, skip_removed=self.skip_removed
+        )
         return as_batches(self._rows(read), RECORDS if self.whole else REQUESTS)
 
     def _rows(self, read: Iterator[Chunk]) -> Iterator[list[tuple[Any, ...]]]:
@@ -83,19 +87,24 @@ class OutcomeRows:
 
     access: KafkaAccess
     ranges: tuple[Range, ...]
+    skip_removed: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = (
-            list(_outcome_rows(chunk))
-            for chunk in read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(
+            self.access, self.ranges, batches, skip_removed=self.skip_removed
         )
-        return as_batches(found, OUTCOMES)
+        return as_batches((list(_outcome_rows(chunk)) for chunk in read), OUTCOMES)
 
 
 def read_numbered_ranges(
-    access: KafkaAccess, ranges: tuple[Range, ...], batches: Iterator[pa.RecordBatch]
+    access: KafkaAccess,
+    ranges: tuple[Range, ...],
+    batches: Iterator[pa.RecordBatch],
+    *,
+    skip_removed: bool = False,
 ) -> Iterator[Chunk]:
-    return read_ranges(access, [ranges[number] for number in numbers(batches)])
+    wanted = [ranges[number] for number in numbers(batches)]
+    return read_ranges(access, wanted, skip_removed=skip_removed)
 
 
 def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tuple[Any, ...] | None:
@@ -161,8 +170,9 @@ def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]
     if receipt.gone:
         first, end = receipt.gone
         yield "gone", first, (None, None, end)
-    for offset in receipt.cut:
-        yield "cut", offset, nowhere
+    for outcome in ("ignored", "cut"):
+        for offset in getattr(receipt, outcome):
+            yield outcome, offset, nowhere
 
 
 def _places(places: Places) -> Iterator[tuple[int, tuple[str, int, int]]]:

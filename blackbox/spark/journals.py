@@ -77,7 +77,8 @@ class JournalTables:
     """Both journals up to one moment: what the ledger has from there, the rest from Kafka.
 
     `reach` is what they have together. `gaps` are offsets within it that neither has: nothing is known
-    about them. Raises LedgerError for a ledger that is not of these journals.
+    about them. Records that Kafka removes before they are read are left out: `leave_out_removed` says
+    which. Raises LedgerError for a ledger that is not of these journals.
     """
 
     session: SparkSession
@@ -103,17 +104,31 @@ class JournalTables:
             if before.end < there.start:
                 self.gaps.setdefault(journal, []).append(Span(before.end, there.start))
 
+    def leave_out_removed(self, left: Reach) -> None:
+        """Take out what Kafka has removed since, because it may not have been read; `left` is its reach now."""
+        for journal, fresh in self._fresh.items():
+            first = min(left.get(journal, fresh).start, fresh.end)
+            if first <= fresh.start:
+                continue
+            if self.reach[journal].start == fresh.start:
+                self.reach[journal] = Span(first, fresh.end)
+            else:  # the ledger has earlier records
+                self.gaps.setdefault(journal, []).append(Span(fresh.start, first))
+
     def requests(self, *, whole: bool = False) -> DataFrame:
         """One row for each record of the request topics; see `read_requests`."""
         spans = of_table(self._fresh, "requests")
-        fresh = read_requests(self.session, self.settings, self.access, spans, whole=whole)
+        fresh = read_requests(
+            self.session, self.settings, self.access, spans, whole=whole, skip_removed=True
+        )
         if self.kept is None:
             return fresh
         return self.kept.requests().select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
         """One row for each outcome that receipts name; `without_void` leaves the void ones out."""
-        fresh = read_outcomes(self.session, self.access, of_table(self._fresh, "outcomes"))
+        spans = of_table(self._fresh, "outcomes")
+        fresh = read_outcomes(self.session, self.access, spans, skip_removed=True)
         return fresh if self.kept is None else self.kept.outcomes().unionByName(fresh)
 
 
@@ -144,19 +159,30 @@ def read_requests(
     spans: Mapping[Shard, Span],
     *,
     whole: bool = False,
+    skip_removed: bool = False,
 ) -> DataFrame:
-    """One row for each record of these spans: what it asks for, and with `whole` its key, value and headers."""
+    """One row for each record of these spans: what it asks for, and with `whole` its key, value and headers.
+
+    Fails if Kafka removes some of them before they are read, unless `skip_removed`.
+    """
     ranges = [Range(s.topic, s.partition, *span) for s, span in spans.items()]
-    task = RequestRows(settings, access, tuple(pieces(ranges)), whole)
+    task = RequestRows(settings, access, tuple(pieces(ranges)), whole, skip_removed)
     return numbered(session, len(task.ranges)).mapInArrow(task, RECORDS if whole else REQUESTS)
 
 
 def read_outcomes(
-    session: SparkSession, access: KafkaAccess, spans: Mapping[Shard, Span]
+    session: SparkSession,
+    access: KafkaAccess,
+    spans: Mapping[Shard, Span],
+    *,
+    skip_removed: bool = False,
 ) -> DataFrame:
-    """One row for each request that the receipts of these spans name; void ones are rows as well."""
+    """One row for each request that the receipts of these spans name; void ones are rows as well.
+
+    Fails if Kafka removes some of them before they are read, unless `skip_removed`.
+    """
     ranges = [Range(receipts_topic(s.topic), s.partition, *span) for s, span in spans.items()]
-    task = OutcomeRows(access, tuple(pieces(ranges)))
+    task = OutcomeRows(access, tuple(pieces(ranges)), skip_removed)
     return numbered(session, len(task.ranges)).mapInArrow(task, OUTCOMES)
 
 
@@ -167,12 +193,27 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         .groupBy(PLACE)
         .agg(largest("receipt").alias("void_at"))
     )
+    others = outcomes.where(~col("outcome").isin("void", "gone", "ignored", "cut"))
+    # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
+    valid = (
+        others.join(broadcast(void), PLACE, "left")
+        .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
+        .drop("void_at")
+    )
+    return _without_lost_end(valid, outcomes)
+
+
+def ignored(outcomes: DataFrame) -> DataFrame:
+    """The conditional records that, by a receipt, did not count, without those of a lost end of the log."""
+    return _without_lost_end(outcomes.where(col("outcome") == lit("ignored")), outcomes)
+
+
+def _without_lost_end(rows: DataFrame, outcomes: DataFrame) -> DataFrame:
     cuts = (
         outcomes.where(col("outcome") == lit("cut"))
         .groupBy(*(col(name).alias(f"cut_{name}") for name in PLACE))
         .agg(largest("receipt").alias("cut_at"))
     )
-    others = outcomes.where(~col("outcome").isin("void", "gone", "cut"))
     # A cut says that the log lost its end: receipts up to it name requests that are gone, and other
     # requests have their offsets now.
     is_of_others = (
@@ -181,13 +222,7 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         & (col("offset") >= col("cut_offset"))
         & (col("receipt") <= col("cut_at"))
     )
-    return (
-        # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
-        others.join(broadcast(void), PLACE, "left")
-        .where(col("void_at").isNull() | (col("receipt") > col("void_at")))
-        .drop("void_at")
-        .join(broadcast(cuts), is_of_others, "left_anti")
-    )
+    return rows.join(broadcast(cuts), is_of_others, "left_anti")
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:

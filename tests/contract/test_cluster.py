@@ -100,6 +100,7 @@ def test_an_audit_reads_every_shard_and_finds_orphans_on_every_node(
     for shard in spread:
         assert sorted(held for some in dump.entries(shard) for held in some) == left
         assert list(dump.cold(shard)) == []
+        assert list(dump.ignored(shard)) == [[]]
     orphans = {found for some in dump.orphans(spread) for found in some}
     assert orphans == {(shard, 1) for shard in spread}
     dump.close()

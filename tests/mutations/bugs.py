@@ -2002,4 +2002,134 @@ BUGS = (
         (),
         ("tests/embedded/test_redis.py",),
     ),
+    Bug(
+        "audit-without-gone",
+        "The audit drops what receipts say of requests that Kafka removed before they were read.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "self._keep(of_requests.unionByName(gone(outcomes)))\n",
+                "self._keep(of_requests)\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_each_planted_fault_is_found_and_nothing_else",),
+    ),
+    Bug(
+        "audit-of-compacted-schedules",
+        "The audit takes offsets whose schedule was compacted away for offsets that never held one.",
+        (
+            Change(
+                "jobs/audit/conditions.py",
+                'return is_true(col("compacted") & col("kind")',
+                'return is_true(lit(False) & col("kind")',
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_schedules_that_compaction_removed_are_not_judged",),
+    ),
+    Bug(
+        "audit-of-compacted-targets",
+        "The audit expects every delivered message in a compacted target.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                "~any_of(several, same, may_be_compacted_away),\n",
+                "~any_of(several, same),\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_messages_that_compaction_may_have_removed_are_no_exceptions",
+        ),
+    ),
+    Bug(
+        "audit-of-the-history",
+        "The audit reads the history topic if a caller names it, and counts copies as deliveries.",
+        (
+            Change(
+                "jobs/audit/targets.py",
+                "[name for name in names if name != copies]",
+                "list(names)",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_copies_in_the_history_topic_are_no_second_deliveries",
+        ),
+    ),
+    Bug(
+        "audit-of-late-replacements",
+        "The audit lets a replacement that came too late end other requests until it is a dead letter.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                "said_invalid.union(did_not_count)",
+                "said_invalid",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_replacement_that_waits_for_its_dead_letter_ended_nothing",
+        ),
+    ),
+    Bug(
+        "audit-believes-its-plan",
+        "The audit judges records that Kafka removed before they were read as if they had never been there.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        requests.leave_out_removed(left)\n        outcomes.leave_out_removed(left)\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_what_kafka_removes_during_an_audit_is_not_judged",),
+    ),
+    Bug(
+        "audit-stopped-by-a-trim",
+        "The audit fails if Kafka removes records before it has read them.",
+        (
+            Change(
+                "journal/ranges.py",
+                "            if skip_removed and isinstance(reason, RecordsRemoved):\n",
+                "            if False and isinstance(reason, RecordsRemoved):\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_what_kafka_removes_during_an_audit_is_not_judged",),
+    ),
+    Bug(
+        "audit-without-a-topic",
+        "The audit leaves out request topics that do not exist.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        self._check_topics(first)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_an_audit_fails_if_one_of_the_request_topics_does_not_exist",
+        ),
+    ),
+    Bug(
+        "audit-asks-for-each-target",
+        "The audit asks the brokers about one target after the other.",
+        (
+            Change(
+                "jobs/audit/targets.py",
+                "    described = Topics(access.admin()).describe(names) if names else {}\n",
+                "    topics = Topics(access.admin())\n"
+                "    described = {n: one for name in names for n, one in topics.describe([name]).items()}\n",
+            ),
+        ),
+        (),
+        (),
+    ),
 )

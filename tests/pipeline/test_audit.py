@@ -100,14 +100,17 @@ class Books:
         ):
             intake.apply(batch, now_ms())
 
-    def send(self, offset: int) -> tuple[str, int, int]:
-        """Write the message of a request to its target; returns its place."""
+    def send(self, offset: int, to: str | None = None) -> tuple[str, int, int]:
+        """Write the message of a request to its target, or to another topic; returns its place."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
         [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
-        return self.target, *self._write(message.topic, -1, message.value, message.headers)
+        key = None if message.key is None else message.key.decode()
+        return self.target, *self._write(
+            to or message.topic, -1, message.value, message.headers, key=key
+        )
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
         """Deliver due requests, as dispatch does; returns the places."""
@@ -162,6 +165,29 @@ class Books:
         for future in admin.delete_records(at).values():
             future.result(30)
 
+    def schedule(self, id: str, in_s: float = 3600, target: str | None = None) -> int:
+        """Write a schedule; returns its offset."""
+        headers = {
+            "scheduler-epoch": f"{time.time() + in_s:.0f}",
+            "scheduler-target-topic": target or self.target,
+        }
+        return self._write(*self.shard, "hello", list(headers.items()), key=id)[1]
+
+    def leave_a_hole(self, topic: str, partition: int) -> int:
+        """Leave an offset without a record, as compaction does; returns it."""
+        settings = {"bootstrap.servers": self.world.kafka.bootstrap_servers}
+        producer = Producer(settings | {"transactional.id": f"{topic}-{partition}"})
+        offsets: list[int] = []
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(
+            topic, b"aborted", b"key", partition=partition,
+            on_delivery=lambda _, message: offsets.append(message.offset() or 0),
+        )  # fmt: skip
+        producer.flush(30)
+        producer.abort_transaction(30)
+        return offsets[0]
+
     def _write(
         self,
         topic: str,
@@ -191,16 +217,17 @@ Fault = Callable[[Books], set[tuple[str, int]]]
 class Shelf:
     """A request topic with a shard for each of the books, all of them clean."""
 
-    def __init__(self, world: World, spark: SparkSession, shards: int) -> None:
+    def __init__(self, world: World, spark: SparkSession, shards: int, format: str) -> None:
         topic = f"{world.name}.asked"
         world.create(NewTopic(topic, shards), NewTopic(receipts_topic(topic), shards))
         self.spark = spark
         self.environment = {
             "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": world.kafka.bootstrap_servers,
             "BLACKBOX_REDIS_URL": world.redis.url,
-            "BLACKBOX_REQUEST_TOPICS": f"{topic}:countdown",
+            "BLACKBOX_REQUEST_TOPICS": f"{topic}:{format}",
             "BLACKBOX_DEAD_LETTER_TOPIC": world.dead_letters,
             "BLACKBOX_GROUP_ID": world.name,
+            "BLACKBOX_HISTORY_TOPIC": f"{world.name}.history",
         }
         self.settings = settings_of(self.environment)
         self.books = [Books(world, self.settings, partition) for partition in range(shards)]
@@ -220,8 +247,15 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
 
 
 @pytest.fixture
-def shelf(world: World, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Shelf]:
-    shelf = Shelf(world, spark, getattr(request, "param", 1))
+def topic_format() -> str:
+    return "countdown"
+
+
+@pytest.fixture
+def shelf(
+    world: World, spark: SparkSession, topic_format: str, request: pytest.FixtureRequest
+) -> Iterator[Shelf]:
+    shelf = Shelf(world, spark, getattr(request, "param", 1), topic_format)
     for books in shelf.books:
         books.index.begin(Positions(0, 0))
     yield shelf
@@ -236,7 +270,11 @@ def type_audit(
     monkeypatch.setattr(import_module("blackbox.cli.audit"), "spark", lambda *_: nullcontext(spark))
     none: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("BLACKBOX_"))
     environment = none | shelf.environment | {"COLUMNS": "100"}
-    return lambda *typed: CliRunner().invoke(app, ["audit", *typed], env=environment)
+
+    def typed(*words: str, **more: str) -> Result:
+        return CliRunner().invoke(app, ["audit", *words], env=environment | more)
+
+    return typed
 
 
 def kinds(verdict: AuditVerdict) -> list[tuple[str, int]]:
@@ -426,6 +464,13 @@ def positions_behind(books: Books) -> set[tuple[str, int]]:
     return {("positions-behind", unread), ("positions-behind", untold)}
 
 
+def requests_that_kafka_removed(books: Books) -> set[tuple[str, int]]:
+    books.settle(Receipt(now_ms(), barrier=True, gone=(700, 850)))
+    # written again after a crash
+    books.settle(Receipt(now_ms(), barrier=True, gone=(700, 900)))
+    return {("gone", 700)}
+
+
 def empty_redis(books: Books) -> set[tuple[str, int]]:
     books.client.delete(*books.client.scan_iter(f"blackbox:{{{books.shard}}}:*"))
     return {("positions-behind", 0)}
@@ -434,7 +479,8 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 FAULTS: list[Fault] = [
     lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind, empty_redis,
+    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind,
+    requests_that_kafka_removed, empty_redis,
 ]  # fmt: skip
 """Each plants one fault in correct books, and returns what an audit should find."""
 
@@ -460,8 +506,9 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert verdict.by_kind == {
         "positions-behind": 4, "orphan-entry": 4, "duplicated": 2, "positions-ahead": 2, "late": 2,
         "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
-        "orphan-payload": 1, "unaccounted": 1,
+        "orphan-payload": 1, "unaccounted": 1, "gone": 1,
     }  # fmt: skip
+    assert verdict.by_kind.keys() == documented_kinds()
     [gone] = exceptions_of(verdict, lost)
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
     assert "&lt;b&gt;shop" in page(verdict)
@@ -477,6 +524,9 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert re.fullmatch(
         r"still pending \d+ ms after it was due", exceptions_of(verdict, overdue)[0].detail
     )
+    [removed] = exceptions_of(verdict, requests_that_kafka_removed)
+    assert "removed the requests 700 to 899 before" in removed.detail
+    assert removed.detail.endswith("at most 200 are lost")
     assert [one.detail for one in exceptions_of(verdict, entries_of_ended_requests)] == [
         "in the index, but delivered", "in the index, but replaced by 5",
         "in the index, but cancelled by 6",
@@ -496,12 +546,123 @@ def test_each_planted_fault_is_found_and_nothing_else(
     }  # fmt: skip
 
 
+def documented_kinds() -> set[str]:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    [table] = re.findall(r"^## Exceptions\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    return set(re.findall(r"^\| ([a-z][a-z-]+) (?:\(.*?\) )?\| (?!meaning)", table, re.MULTILINE))
+
+
 def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     partition = FAULTS.index(fault)
     return sorted(
         (one for one in verdict.exceptions if one.partition == partition),
         key=lambda one: one.offset,
     )
+
+
+def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf) -> None:
+    [books] = shelf.books
+    books.ask(id="a")
+    books.cancel("a")
+    pending = books.ask(id="a")
+    again = {"topic": books.target, "message": "moved", "countdown": 60, "id": "a"}
+    headers = [("blackbox-replaces", request_id(books.shard, 0).encode())]
+    too_late = books.write(json.dumps(again), headers)
+    books.run_intake()
+
+    verdict = shelf.audit()
+
+    assert (kinds(verdict), verdict.states["pending"], verdict.states["cancelled"]) == ([], 2, 1)
+
+    position, ignored = books.index.unrecorded(10)
+    at = books.write_receipt(Receipt(now_ms(), ignored=ignored, read=position))
+    books.index.settle(Settlement({}, at + 1, recorded=ignored))
+    assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
+    books.forget(pending)
+    assert kinds(shelf.audit()) == [("lost", pending)]
+
+
+@pytest.mark.parametrize("topic_format", ["scheduler"])
+def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
+    [books] = shelf.books
+    untold, delivered, twice, left = (books.leave_a_hole(*books.shard) for _ in range(4))
+    pending = books.schedule("pending")
+    books.run_intake()
+    source = books.shard.source(untold)
+    headers = [("blackbox-id", "i"), ("blackbox-due-ms", "1"), ("blackbox-source", source)]
+    at = books._write(books.target, 0, "hello", headers)
+    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(untold, at[1])]}))
+    books.cut(receipts=1)
+    for ended in ([delivered, twice], [twice]):
+        books.settle(Receipt(now_ms(), delivered={"elsewhere/0": [(one, one) for one in ended]}))
+    books.leave(left)  # a newer schedule of its id is not read yet
+
+    verdict = shelf.audit(targets=True)
+
+    assert kinds(verdict) == [("duplicated", twice)]
+    assert (verdict.states["pending"], verdict.unknown) == (1, 4)
+    assert pending > left
+
+
+@pytest.mark.parametrize("topic_format", ["scheduler"])
+def test_copies_in_the_history_topic_are_no_second_deliveries(shelf: Shelf) -> None:
+    [books] = shelf.books
+    history = shelf.settings.history_topic
+    books.world.create(NewTopic(history, 1))
+    delivered = books.schedule("delivered", in_s=-1)
+    books.schedule("to the history", target=history)
+    books.run_intake()
+    books.deliver(delivered)
+    books.send(delivered, to=history)
+
+    verdict = shelf.audit(targets=True)
+
+    assert (kinds(verdict), verdict.read_targets) == ([], [books.target])
+
+
+def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shelf) -> None:
+    [books] = shelf.books
+    target = f"{books.target}.state"
+    books.world.create(NewTopic(target, 1, config={"cleanup.policy": "compact"}))
+    removed, misplaced = (books.ask(0, topic=target, key="k") for _ in range(2))
+    books.run_intake()
+    _, _, there = books.send(misplaced)
+    places = zip(
+        (removed, misplaced), (books.leave_a_hole(target, 0) for _ in range(2)), strict=True
+    )
+    books.settle(Receipt(now_ms(), delivered={f"{target}/0": list(places)}))
+
+    verdict = shelf.audit(targets=True)
+
+    assert verdict.states["delivered"] == 2
+    assert there == 0
+    assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_what_kafka_removes_during_an_audit_is_not_judged(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, targets: bool
+) -> None:
+    [books] = shelf.books
+    for _ in range(3):
+        books.deliver_now()
+    books.ask()
+    books.run_intake()
+    plan, planned = module._Audit._journals, []
+
+    def planned_before_a_trim(audit: Any) -> Any:
+        planned.append(plan(audit))
+        if len(planned) == 2:
+            books.cut(requests=2, receipts=2)
+            books.world.empty(books.target)
+        return planned[-1]
+
+    monkeypatch.setattr(module._Audit, "_journals", planned_before_a_trim)
+
+    verdict = shelf.audit(targets=targets)
+
+    assert (kinds(verdict), len(planned)) == ([], 2)
+    assert (verdict.states["pending"], verdict.states["delivered"]) == (1, 1)
 
 
 @pytest.mark.proof
@@ -540,6 +701,19 @@ def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
         "pending": 1, "delivered": 3, "unknown": 1,
     }  # fmt: skip
     assert verdict.unknown == 2
+
+
+def test_an_audit_fails_if_one_of_the_request_topics_does_not_exist(
+    shelf: Shelf, type_audit: Callable[..., Result]
+) -> None:
+    topic = shelf.books[0].shard.topic
+    topics = f"{topic}:countdown,{topic}.deleted:countdown"
+
+    answer = type_audit(BLACKBOX_REQUEST_TOPICS=topics)
+
+    assert (answer.exit_code, answer.stdout) == (1, ""), answer.output
+    assert f"the request topic {topic}.deleted does not exist" in answer.stderr
+    assert "blackbox rebind" in answer.stderr
 
 
 @pytest.mark.proof

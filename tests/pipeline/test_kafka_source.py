@@ -369,6 +369,16 @@ def test_a_read_of_offsets_removed_by_retention_fails_with_the_remedy(topic: Top
         assert part in str(raised.value)
 
 
+def test_a_read_that_may_skip_what_retention_removed_continues_after_it(topic: Topic) -> None:
+    topic.write("a", "b", "c", "d")
+    topic.cut(2)
+    wanted = [Range(topic.name, 0, *each) for each in ((0, 1), (1, 3), (3, 4))]
+
+    chunks = list(read_ranges(topic.access, wanted, skip_removed=True))
+
+    assert [message.value() for chunk in chunks for message in chunk.messages] == [b"c", b"d"]
+
+
 def test_the_kept_offsets_of_a_cut_partition_are_read(topic: Topic) -> None:
     topic.write("a", "b", "c", "d")
     topic.cut(2)

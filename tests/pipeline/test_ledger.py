@@ -181,7 +181,8 @@ class Books:
             for word in ("dead", "expired", "invalid"):
                 found += [(*at, word, o, *letters.get(o, (-1, -1))) for o in told.get(word, [])]
             found += [(*at, "void", offset, -1, -1) for offset in told.get("void", [])]
-            found += [(*at, "cut", offset, -1, -1) for offset in told.get("cut", [])]
+            for word in ("ignored", "cut"):
+                found += [(*at, word, offset, -1, -1) for offset in told.get(word, [])]
             if "gone" in told:
                 found.append((*at, "gone", told["gone"][0], -1, told["gone"][1]))
         return sorted(found)
@@ -285,7 +286,9 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     books.in_transaction(2, is_committed=False)
     first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
     books.write_receipt(replace(first, letters={"dead/0": [(7, 3)]}))
-    books.write_receipt(Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), cut=[9]))
+    books.write_receipt(
+        Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), ignored=[8], cut=[9])
+    )
     books.write_receipt(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
     done = books.extend(path, UpkeepLimits(step=16))
@@ -293,7 +296,7 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     assert done.steps > 1
     assert {name: one.rows_added for name, one in done.tables.items()} == {
         "requests": len(books.requests_in_kafka()),
-        "outcomes": 8,
+        "outcomes": 9,
     }
     books.assert_equal(path)
     assert {file.day for file in done.manifest.of("requests")} >= {"1970-01-01", "2026-01-01"}

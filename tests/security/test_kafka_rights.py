@@ -23,7 +23,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.piece_writer import PieceProgressReader, PieceWriter, piece_name
 from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.topics import Topics
+from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Receipt, encode
@@ -796,9 +796,23 @@ def test_jobs_name_their_missing_permissions(deployment: Deployment, missing: Ri
     assert grants(deployment.own(missing))(str(refused.value))
 
 
+KNOWS_COMPACTED = "audit that knows its targets"
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_only_with_the_permission_the_audit_knows_that_a_target_is_compacted(
+    deployment: Deployment, is_allowed: bool
+) -> None:
+    deployment.create(deployment.target, cleanup_policy="compact")
+    deployment.allow(kafka_rights("audit --targets", *([KNOWS_COMPACTED] if is_allowed else [])))
+    [found] = Topics(deployment.access().admin()).describe([deployment.target]).values()
+    policy = found.settings.cleanup_policy if isinstance(found.settings, TopicSettings) else None
+    assert (found.partitions, policy) == (1, "compact" if is_allowed else None)
+
+
 def test_the_tests_know_each_command_of_the_list() -> None:
     known = {
         "get", REASONS, "run", CREATES, "run when TB grows", KNOWS, COLD, "check", "send", "status", "show", "load",
-        TRIMS, "rebind", DECIDES, CREATED_AGAIN, DELIVERS, OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules to create its topics", RECURRING, WRITES, "letters", *LOOKS_AT_SHARDS,
+        TRIMS, "rebind", DECIDES, CREATED_AGAIN, DELIVERS, OSCILLATOR, OSCILLATOR_CREATES, SCHEDULES, "run with schedules to create its topics", RECURRING, WRITES, "letters", KNOWS_COMPACTED, *LOOKS_AT_SHARDS,
     }  # fmt: skip
     assert {right.command for right in kafka_rights()} == known | READ_BY_SPARK.keys()

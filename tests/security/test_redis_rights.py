@@ -230,6 +230,7 @@ def test_the_read_only_user_may_do_exactly_what_read_commands_need(
             assert inspector.positions(shard)
             assert [held.offset for page in dump.entries(shard) for held in page] == [0, 1]
             list(dump.cold(shard))
+            list(dump.ignored(shard))
         assert [orphan for page in dump.orphans(shards) for orphan in page] == [(shards[1], 7)]
         dump.close()
         inspector.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +16,7 @@ from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series, totals
-from blackbox.jobs.audit.exceptions import exceptions
+from blackbox.jobs.audit.exceptions import exceptions, gone
 from blackbox.jobs.audit.positions import (
     PositionFinding,
     SeenPositions,
@@ -25,18 +26,16 @@ from blackbox.jobs.audit.positions import (
 )
 from blackbox.jobs.audit.request_statuses import (
     REQUEST_COLUMNS,
-    SPANS,
     STATUS_COLUMNS,
     request_statuses,
     requests,
 )
-from blackbox.jobs.audit.tasks import FOUND, HELD, FoundRows, HeldRows
+from blackbox.jobs.audit.targets import Targets
+from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
-from blackbox.journal.ends import Ends
-from blackbox.journal.ranges import Range
-from blackbox.journal.topics import Topics
 from blackbox.records.request import Shard
-from blackbox.spark.journals import JournalTables, Reach, of_table, pieces, reach
+from blackbox.spark.job_failures import AuditError
+from blackbox.spark.journals import JournalTables, Reach, of_table, reach
 from blackbox.spark.spark_session import numbered
 from blackbox.support.logs import NO_CLIENT_LOG
 
@@ -123,8 +122,10 @@ def audited(
     5. read the receipts up to their end: they account for everything read before;
     6. read the positions a last time.
 
+    What Kafka removes before it is read is not judged.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
-    Raises JournalLost or IndexLost when Kafka or Redis does not answer.
+    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of
+    the request topics exist.
     """
     with ExitStack() as ending:
         yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
@@ -145,6 +146,7 @@ class _Audit:
     def run(self, *, targets: bool, late_s: float | None) -> Audited:
         seen_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         first = reach(self._settings, self._access)  # 1
+        self._check_topics(first)
         self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
@@ -153,16 +155,20 @@ class _Audit:
         beyond = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_limit_timestamps(journals.requests().select(REQUEST_COLUMNS)))
-        read, spans, found = self._found(asked) if targets else ((), None, None)  # 4
+        there = self._targets(asked) if targets else None  # 4
+        found = None if there is None else self._keep(there.messages(self._settings.topics))
         later = self._journals()  # 5
         outcomes = self._keep(later.outcomes())
+        self._read_now(journals, later, [asked, outcomes, found])
+        spans = None if there is None else there.spans()
         known = marks(self._session, first, journals, later, outcomes, before, after)
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
-        # The first action: everything above is read before the positions are read a last time.
+        # Everything above is read before the positions are read a last time.
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
-        wrong = self._keep(exceptions(judged, seen_ms, late_ms, targets=targets))
+        of_requests = exceptions(judged, seen_ms, late_ms, targets=targets)
+        wrong = self._keep(of_requests.unionByName(gone(outcomes)))
         of_positions = [*beyond, *stuck]
         named, by_kind = _named(wrong, of_positions)
         rows = requests(judged)
@@ -178,10 +184,22 @@ class _Audit:
             by_kind=by_kind,
             exceptions=named,
             **series(rows, counts),
-            read_targets=sorted(set(read)),
+            read_targets=there.topics if there else [],
         )
         positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
+
+    def _check_topics(self, there: Reach) -> None:
+        found = {journal.shard.topic for journal in there}
+        missing = [topic for topic in self._settings.topics if topic not in found]
+        # Without any, nothing was ever requested.
+        if missing and found:
+            raise AuditError(
+                f"the request topic {missing[0]} does not exist on "
+                f"{self._settings.kafka_bootstrap_servers}, so its requests cannot be judged; `blackbox run` "
+                "creates missing topics; if it was deleted, `blackbox rebind` then settles what was pending, "
+                "or take it out of BLACKBOX_REQUEST_TOPICS"
+            )
 
     def _tune_spark(self, there: Reach) -> None:
         rows = sum(span.end - span.start for span in there.values())
@@ -222,19 +240,21 @@ class _Audit:
                 return beyond
             time.sleep(PATIENCE_LOOK_S)
 
-    def _found(self, asked: DataFrame) -> tuple[list[str], DataFrame, DataFrame]:
-        """The targets of these requests, the spans that are read, and the messages found in them."""
+    def _targets(self, asked: DataFrame) -> Targets:
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
-        counts = Topics(self._access.admin()).partitions([row.target for row in named], to="Read")
-        there = [(topic, p) for topic, count in counts.items() for p in range(count)]
-        with closing(Ends(self._access)) as ends:
-            begins, lasts = ends.first(there), ends.last(there)
-        whole = [Range(*at, begins[at], lasts[at]) for at in there]
-        ranges = tuple(pieces(whole))
-        task = FoundRows(self._access, ranges, frozenset(self._settings.topics))
-        found = numbered(self._session, len(ranges)).mapInArrow(task, FOUND)
-        topics = [one.topic for one in whole]
-        return topics, self._session.createDataFrame(whole, SPANS), found
+        names = [row.target for row in named]
+        return Targets.named(names, self._session, self._settings, self._access)
+
+    def _read_now(
+        self, requests: JournalTables, outcomes: JournalTables, tables: Iterable[DataFrame | None]
+    ) -> None:
+        """Read what these tables hold, and note what Kafka removed before it was read."""
+        rows = [table.select(lit(1)) for table in tables if table is not None]
+        reduce(DataFrame.union, rows).count()
+        # Only now: the service trims its journals at any time, and a target has its retention.
+        left = reach(self._settings, self._access)
+        requests.leave_out_removed(left)
+        outcomes.leave_out_removed(left)
 
 
 _EXCEPTIONS = (

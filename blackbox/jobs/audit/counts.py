@@ -22,7 +22,8 @@ from pyspark.sql.functions import grouping as is_summed
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.request_statuses import STATES, is_known, lateness
+from blackbox.jobs.audit.conditions import is_compacted_away, is_known, lateness
+from blackbox.jobs.audit.request_statuses import STATES
 from blackbox.spark.journals import SHARD
 
 BUCKETS = 60
@@ -58,7 +59,7 @@ def by_shard(judged: DataFrame) -> list[dict[str, Any]]:
     is_pending = col("state") == lit("pending")
     unread = (col("offset") >= col("requests_from")) & (col("offset") < col("requests_to"))
     unapplied = within("receipt") | within("again.receipt")
-    is_cut = ~is_known() | (col("state") == lit("unknown"))
+    is_cut = ~is_known() | is_compacted_away() | (col("state") == lit("unknown"))
     rows = judged.groupBy(SHARD).agg(
         smallest("timestamp_ms").alias("first_ms"),
         largest(greatest("timestamp_ms", "outcome_ms")).alias("last_ms"),

@@ -18,8 +18,17 @@ from pyspark.sql.functions import (
     timestamp_millis,
     when,
 )
+from pyspark.sql.functions import max as largest
+from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.request_statuses import any_of, due_since, is_known, is_true, lateness
+from blackbox.jobs.audit.conditions import (
+    any_of,
+    due_since,
+    is_compacted_away,
+    is_known,
+    is_true,
+    lateness,
+)
 from blackbox.spark.journals import PLACE
 
 
@@ -42,6 +51,29 @@ def exceptions(
     return rows.select("fault.kind", *PLACE, "id", "caller", "fault.detail")
 
 
+def gone(outcomes: DataFrame) -> DataFrame:
+    """One row per stretch of requests that, by a receipt, Kafka removed although they were needed."""
+    # An owner that crashed, or rebuilds again, writes the same stretch again, perhaps longer.
+    said = (
+        outcomes.where(col("outcome") == lit("gone"))
+        .groupBy(PLACE)
+        .agg(largest("to_offset").alias("end"), smallest("receipt").alias("receipt"))
+    )
+    nothing = lit(None).cast("string")
+    detail = _text(
+        "the receipt at ", col("receipt"), " says that Kafka removed the requests ", col("offset"), " to ",
+        col("end") - lit(1), " before they were read, or while some of them were pending: at most ",
+        col("end") - col("offset"), " are lost",
+    )  # fmt: skip
+    return said.select(
+        lit("gone").alias("kind"),
+        *PLACE,
+        nothing.alias("id"),
+        nothing.alias("caller"),
+        detail.alias("detail"),
+    )
+
+
 def _pending_throughout() -> Column:
     # Applied before the positions were read first, and not ended when they were read again: changes
     # during the audit are not judged.
@@ -61,8 +93,10 @@ def _over_throughout() -> Column:
     was_ended = ((col("ended_by") < col("requests_low")) & ~keeps_bit) | is_true(
         col("carried_by") < col("requests_low")
     )
-    is_no_request = (col("offset") < col("requests_low")) & (
-        col("kind").isNull() | col("kind").isin("cancel", "void")
+    is_no_request = (
+        (col("offset") < col("requests_low"))
+        & (col("kind").isNull() | col("kind").isin("cancel", "void"))
+        & ~is_compacted_away()
     )
     # Entries beyond the position are wrong, unless Redis was rolled back in between.
     not_read = (col("offset") >= col("requests_high")) & col("steady")
@@ -72,7 +106,7 @@ def _over_throughout() -> Column:
 def _rules() -> dict[str, tuple[Column, Column]]:
     """Per kind of exception: the condition, and the detail text."""
     entry, payload, cold = is_true(col("entry")), is_true(col("payload")), is_true(col("cold"))
-    gone = cold & (col("offset") < col("first"))
+    gone = cold & (col("offset") < col("in_kafka_from"))
     return {
         "lost": (
             gone | (is_known() & _pending_throughout() & ~entry & ~cold),
@@ -101,7 +135,8 @@ def _rules() -> dict[str, tuple[Column, Column]]:
             & col("receipt").isNotNull()
             # Requests between the two ends were written during the audit, and not read.
             & ((col("offset") < col("end")) | (col("offset") >= col("end_later")))
-            & (col("kind").isNull() | (col("kind") == lit("cancel"))),
+            & (col("kind").isNull() | (col("kind") == lit("cancel")))
+            & ~is_compacted_away(),
             _text("the receipt at ", col("receipt"), " says ", col("outcome"), _at("to_")),
         ),
         "early": (
@@ -150,11 +185,12 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
     delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
     # Outside these offsets, retention removed the message, or it came after the target was read.
     is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    may_be_compacted_away = col("may_lack") & col("copies").isNull()
     same = reduce(
         and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
     )  # fmt: skip
     rules["not-there"] = (
-        delivered & is_kept & ~any_of(several, same),
+        delivered & is_kept & ~any_of(several, same, may_be_compacted_away),
         _text("its receipt says", _at("to_"), ", which has another message or none"),
     )
     # Its receipt may be among those that are no longer kept.
@@ -163,7 +199,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         | (col("outcomes") > lit(1))
         | (
             col("receipts_complete_from_ms").isNotNull()
-            & (col("due_ms") < col("receipts_complete_from_ms"))
+            & ((col("due_ms") < col("receipts_complete_from_ms")) | is_compacted_away())
         )
     )
     rules["unaccounted"] = (

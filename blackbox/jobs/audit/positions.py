@@ -17,18 +17,20 @@ from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Re
 SeenPositions = Mapping[Shard, Positions | None]
 
 MARKS = (
-    "topic string, partition int, id_prefix string, first long, end long, "
+    "topic string, partition int, id_prefix string, in_kafka_from long, first long, end long, "
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
-    "steady boolean, receipts_complete_from_ms long, "
+    "steady boolean, compacted boolean, receipts_complete_from_ms long, "
     "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
 """Per shard:
 
+`in_kafka_from` -- the first offset that Kafka kept before the index was read
 `first` to `end` - 1 -- the offsets of requests that are kept, except `gaps`; none from `whole_from` on
 `end_later` -- the end of the requests when the receipts were about to be read
 `…_low`, `…_high` -- the bounds of the positions while the index was read
 `steady` -- whether there were positions, and they did not go back
+`compacted` -- whether Kafka may remove records in between, as in a topic of schedules
 `receipts_complete_from_ms` -- since when all receipts are kept; null: from the first one on
 `requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
 """
@@ -98,10 +100,11 @@ def marks(
         low, high = Positions(*map(min, *pair)), Positions(*map(max, *pair))
         rows.append(
             (
-                *shard, id_prefix(shard), *span, later.reach[requests].end, gaps,
+                *shard, id_prefix(shard), first[requests].start, *span, later.reach[requests].end, gaps,
                 _whole_from(span, gaps),
                 low.requests, high.requests, low.receipts, high.receipts,
-                before[shard] is not None and pair[0] == low, complete_from.get(shard),
+                before[shard] is not None and pair[0] == low,
+                shard.topic in journals.settings.schedule_topics, complete_from.get(shard),
                 *waiting_from, first[requests].end, first[receipts].end,
             )
         )  # fmt: skip

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql.functions import (
     broadcast,
@@ -12,8 +9,6 @@ from pyspark.sql.functions import (
     col,
     concat,
     count,
-    exists,
-    greatest,
     hex,
     lead,
     lit,
@@ -26,14 +21,15 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.spark.journals import PLACE, SHARD, without_void
+from blackbox.jobs.audit.conditions import any_of, is_true
+from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
 REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
 
-SPANS = "to_topic string, to_partition int, kept_from long, kept_to long"
-"""The offsets that target topics hold: `kept_from` to `kept_to` - 1."""
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long, may_lack boolean"
+"""The offsets that target topics hold: `kept_from` to `kept_to` - 1; compaction `may_lack` some of them."""
 
 STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
@@ -68,7 +64,8 @@ def request_statuses(
     if spans is not None:
         first_outcomes = first_outcomes.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
-    ended = _ended(asked, by_id, first_outcomes)
+    did_not_count = held.where(col("ignored")).select(PLACE).union(ignored(outcomes).select(PLACE))
+    ended = _ended(asked, by_id, first_outcomes, did_not_count)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
     rows = rows.join(first_outcomes, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, first_outcomes, index, ended)
@@ -81,27 +78,6 @@ def request_statuses(
 def requests(statuses: DataFrame) -> DataFrame:
     """The statuses of requests only, without cancels and offsets that hold no request."""
     return statuses.where(col("kind").isin("request", "invalid"))
-
-
-def is_known() -> Column:
-    """Whether the journals still keep this offset of the request topic."""
-
-    def holds(gap: Column) -> Column:
-        return (col("offset") >= gap["start"]) & (col("offset") < gap["end"])
-
-    return (col("offset") >= col("first")) & ~exists("gaps", holds)
-
-
-def lateness() -> Column:
-    """How long after its due time, or after it was requested if that is later, it was delivered, in ms."""
-    return greatest(col("outcome_ms") - due_since(), lit(0))
-
-
-def due_since() -> Column:
-    """The time from which a request is late: its due time, or when it was written if that is later."""
-    # A carried record was written by promotion: only the due time says whether it is late.
-    asked_ms = when(col("carries").isNull(), col("timestamp_ms")).otherwise(lit(0))
-    return greatest(col("due_ms"), asked_ms)
 
 
 def _with_carried(
@@ -154,11 +130,13 @@ def _with_carried(
     )
 
 
-def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
+def _ended(
+    asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame
+) -> DataFrame:
     """The record that ends each request: the next one with its caller id, or one that names its id."""
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
-        late = _too_late(by_id, first_outcomes)
+        late = _too_late(by_id, first_outcomes, did_not_count)
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -200,15 +178,17 @@ def _ended(asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame) -> Dat
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
 
 
-def _too_late(by_id: DataFrame, first_outcomes: DataFrame) -> DataFrame:
+def _too_late(by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame) -> DataFrame:
     """The replacements that end nothing, because they came too late."""
     replacing = by_id.where(col("ended_as") == lit("request"))
     had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
         *SHARD, col("ended_by").alias("offset")
     )
-    # The service writes `invalid` for a replacement that it found too late.
+    # For a replacement that it found too late, the service notes this first, and writes `invalid`
+    # with the dead letter.
     said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
-    own = replacing.select(*SHARD, col("ended_by").alias("offset")).join(said_invalid, PLACE)
+    own = replacing.select(*SHARD, col("ended_by").alias("offset"))
+    own = own.join(said_invalid.union(did_not_count), PLACE, "left_semi")
     return had_ended.unionByName(own).distinct()
 
 
@@ -237,10 +217,14 @@ def _first_outcomes(outcomes: DataFrame) -> DataFrame:
 
 
 def _index(held: DataFrame) -> DataFrame:
-    return held.groupBy(PLACE).agg(
-        largest("entry").alias("entry"),
-        largest("payload").alias("payload"),
-        largest("cold").alias("cold"),
+    return (
+        held.where(~col("ignored"))
+        .groupBy(PLACE)
+        .agg(
+            largest("entry").alias("entry"),
+            largest("payload").alias("payload"),
+            largest("cold").alias("cold"),
+        )
     )
 
 
@@ -274,15 +258,6 @@ def _with_state(rows: DataFrame) -> DataFrame:
     kind = when(is_carried | is_to_be, lit("carried")).otherwise(col("kind"))
     is_request = col("kind").isin("request", "invalid")
     return rows.withColumn("kind", kind).withColumn("state", when(is_request, state))
-
-
-def is_true(condition: Column) -> Column:
-    """The condition, with null as false."""
-    return coalesce(condition, lit(False))
-
-
-def any_of(*conditions: Column) -> Column:
-    return reduce(or_, map(is_true, conditions))
 
 
 def _id() -> Column:

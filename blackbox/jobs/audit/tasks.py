@@ -21,9 +21,12 @@ from blackbox.spark.task_io import as_batches, numbers
 
 HELD = (
     "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "
-    "cold boolean"
+    "cold boolean, ignored boolean"
 )
-"""What an index holds of a request: its entry, its payload, or both; or the bit of a cold request."""
+"""What an index holds of a request: its entry, its payload, or both; or the bit of a cold request.
+
+Or, for a replacement by id or a carried record: that it did not count.
+"""
 
 FOUND = (
     "topic string, partition int, offset long, at_topic string, at_partition int, at_offset long, "
@@ -64,14 +67,16 @@ class HeldRows:
 
 def _of(dump: IndexDump, shard: Shard) -> Iterator[list[Row]]:
     for held in dump.entries(shard):
-        yield [(*shard, one.offset, one.at_ms, True, one.has_payload, False) for one in held]
+        yield [(*shard, one.offset, one.at_ms, True, one.has_payload, False, False) for one in held]
     for offsets in dump.cold(shard):
-        yield [(*shard, offset, None, False, False, True) for offset in offsets]
+        yield [(*shard, offset, None, False, False, True, False) for offset in offsets]
+    for offsets in dump.ignored(shard):
+        yield [(*shard, offset, None, False, False, False, True) for offset in offsets]
 
 
 def _orphans(dump: IndexDump, shards: tuple[Shard, ...]) -> Iterator[list[Row]]:
     for found in dump.orphans(shards):
-        yield [(*shard, offset, None, False, True, False) for shard, offset in found]
+        yield [(*shard, offset, None, False, True, False, False) for shard, offset in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class FoundRows:
     topics: frozenset[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        read = read_numbered_ranges(self.access, self.ranges, batches)
+        read = read_numbered_ranges(self.access, self.ranges, batches, skip_removed=True)
         return as_batches((list(self._found(chunk)) for chunk in read), FOUND)
 
     def _found(self, chunk: Chunk) -> Iterator[Row]:
