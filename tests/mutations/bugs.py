@@ -1378,4 +1378,17 @@ BUGS = (
         (),
         ("tests/contract/test_inspector.py",),
     ),
+    Bug(
+        "marker-counts-as-a-receipt",
+        "If Kafka removed all receipts of a quiet shard, requests that are due become dead letters at the next start.",
+        (
+            Change(
+                "core/index_preparation.py",
+                "            is_at_marker = self.has_markers and positions.receipts > 0\n",
+                "            is_at_marker = False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebuild.py",),
+    ),
 )
