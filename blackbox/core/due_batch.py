@@ -15,8 +15,6 @@ from blackbox.records.request import MAY_COME_BACK, Reason
 FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_SPREAD_MS = 50
-# Well below the least BLACKBOX_GRACE_S, an hour: Redis keeps a payload that long beyond its time.
-PAYLOAD_REWRITTEN_EVERY_MS = 900_000
 DOUBTFUL_LATER_MS = 5_000
 # Bytes (or one larger record) and offsets per transaction: messages wait for the read from Kafka.
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
@@ -106,14 +104,8 @@ class DueBatch:
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
         # then only the score is written, which costs Redis less than the payload
         is_unchanged = reason == Reason.UNREACHABLE and entry.detail == later.detail
-        if (
-            is_unchanged
-            and wait_ms == LONGEST_RETRY_MS
-            and not _must_rewrite_payload(now_ms, wait_ms)
-        ):
-            self.deferred[offset] = now_ms + wait_ms, None
-        else:
-            self.deferred[offset] = now_ms + wait_ms, later
+        is_stored = is_unchanged and wait_ms == LONGEST_RETRY_MS
+        self.deferred[offset] = now_ms + wait_ms, None if is_stored else later
 
 
 def may_park(to: str, refusal: Refusal) -> bool:
@@ -129,19 +121,10 @@ def postpone_doubtful(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
     later = entry._replace(waits=entry.waits + 1)
     if entry.reason is None:
         later = later._replace(detail=why)
-    at_ms = now_ms + DOUBTFUL_LATER_MS
-    is_unchanged = entry.detail == later.detail and not _must_rewrite_payload(
-        now_ms, DOUBTFUL_LATER_MS
-    )
-    return at_ms, None if is_unchanged else later
+    return now_ms + DOUBTFUL_LATER_MS, None if entry.detail == later.detail else later
 
 
 def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     """The dead letter that a request becomes."""
     reason, detail = refusal
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
-
-
-def _must_rewrite_payload(now_ms: int, wait_ms: int) -> bool:
-    """Whether a waiting payload is written again, which renews its expiry in Redis."""
-    return now_ms // PAYLOAD_REWRITTEN_EVERY_MS != (now_ms - wait_ms) // PAYLOAD_REWRITTEN_EVERY_MS

@@ -33,11 +33,10 @@ class PostponingChanges(Lookups):
 
     def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
         commands = [
-            self._set_payload(
-                offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
-            )
+            self._keep_payload(offset, at_ms, now_ms)
+            if entry is None
+            else self._set_payload(offset, entries.encode(entry), at_ms, now_ms)
             for offset, (at_ms, entry) in changes.items()
-            if entry is not None
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
         for at_ms, entry in changes.values():

@@ -179,8 +179,8 @@ BUGS = (
         (
             Change(
                 "index/command_builder.py",
-                'b"%d" % (left_s + self._grace_s)',
-                'b"%d" % (left_s + 1)',
+                "        return left_s + self._grace_s\n",
+                "        return left_s + 1\n",
             ),
         ),
         ("service killed", "Kafka killed"),
@@ -1170,12 +1170,13 @@ BUGS = (
     ),
     Bug(
         "letters-forgotten",
-        "The payload of a parked dead letter expires after a month. Its request is read from Kafka again and admitted.",
+        "Parked payloads expire after a month. Dead letters are read from Kafka again and admitted, and rescheduled "
+        "requests become dead letters.",
         (
             Change(
                 "index/command_builder.py",
-                "            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S\n",
-                "            left_s = PARKED_FOR_S\n",
+                "            return PARKED_FOR_S + self._grace_s\n",
+                "            return 30 * 86_400 + self._grace_s\n",
             ),
         ),
         (),
@@ -1390,5 +1391,18 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_rebuild.py",),
+    ),
+    Bug(
+        "deferred-payloads-expire",
+        "The payload of a message that is deferred expires as if the message were not.",
+        (
+            Change(
+                "index/command_builder.py",
+                '        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))\n',
+                '        return pack("EXISTS", name)\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
     ),
 )
