@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
@@ -47,10 +47,17 @@ class DueBatch:
         # dispatch does not look at parked entries, so a message would not expire in time
         if not may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
             return False
+        return self.park_unless_taken(offset, entry, refusal[1], parked)
+
+    def park_unless_taken(
+        self, offset: int, entry: Entry, why: str, parked: Mapping[int, str]
+    ) -> bool:
+        """Park a request, unless another target is parked in its band; return whether it was parked."""
+        to = waits_for(entry)
         # of two targets in one band, only one would come out
         if self.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
             return False
-        self.park(offset, entry, refusal[1])
+        self.park(offset, entry, why)
         return True
 
     def park(self, offset: int, entry: Entry, why: str) -> None:
@@ -60,12 +67,17 @@ class DueBatch:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
         self.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
 
-    def park_behind_backlogs(self, due: DueEntries) -> None:
-        """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
+    def park_behind_backlogs(self, due: DueEntries, limited: Container[str]) -> None:
+        """Park what comes due for a target with a backlog, so that it goes out in the order of due times.
+
+        `limited` are the targets with a rate.
+        """
         for part in (self.ready, self.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
-                is_new = offset not in due.released and not entry.expires_ms
-                if is_new and waits_for(entry) in due.backlogs:
+                to = waits_for(entry)
+                # one that is not parked would overtake a backlog that waits for a rate, without end
+                waits = not entry.expires_ms or to in limited
+                if waits and offset not in due.released and to in due.backlogs:
                     del part[offset]
                     self.park(offset, entry, QUEUED)
 

@@ -85,13 +85,11 @@ class PostponingChanges(Lookups):
     def _read_band(self, band: int, limit: int) -> bytes:
         return pack(*by_score(self._keys.due, *span(band), 0, limit))
 
-    def _parked_commands(
-        self, known: Iterable[int], released: Sequence[int], limit: int
-    ) -> list[bytes]:
+    def _parked_commands(self, known: Iterable[int], released: Mapping[int, int]) -> list[bytes]:
         """Reads of the released bands, a count of all parked entries, and one for each known band."""
         spans = [(BAND_MS, span(BANDS)[1]), *map(span, known)]
         counts = [pack("ZCOUNT", self._keys.due, *span) for span in spans]
-        return [*(self._read_band(band, limit) for band in released), *counts]
+        return [*(self._read_band(*one) for one in released.items()), *counts]
 
     def _note_parked(
         self, known: Mapping[int, str], counts: Sequence[int]

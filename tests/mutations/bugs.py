@@ -957,8 +957,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                reads_ahead = did.is_full and not batch.alone and not self._has_released\n",
-                "                reads_ahead = did.is_full and not batch.alone\n",
+                "            reads_ahead = did.is_full and not batch.alone and not self._has_released\n",
+                "            reads_ahead = did.is_full and not batch.alone\n",
             ),
         ),
         (),
@@ -1041,13 +1041,65 @@ BUGS = (
         "Under a rate, messages that become due take the places of the backlog.",
         (
             Change(
+                "core/due_batch.py",
+                "                waits = not entry.expires_ms or to in limited\n",
+                "                waits = not entry.expires_ms and to not in limited\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "a-shard-takes-a-whole-rate",
+        "The shard that looks first in a second always gets the whole rate of a target, and others wait without limit.",
+        (
+            Change(
+                "core/rate_limit.py",
+                '    return second * 1000 + crc32(f"{shard} {second}".encode()) % TURNS_MS\n',
+                "    return second * 1000 + shard.partition\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "rates-of-another-cluster",
+        "Deployments on two clusters that share a Redis share the rates of targets with the same name.",
+        (
+            Change(
                 "rules/target_rates.py",
-                "            may_go = have_waited()\n",
+                '        at = Second("messages", f"{cluster}/{target}", now_ms // 1000)\n',
+                '        at = Second("messages", target, now_ms // 1000)\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "backlogs-use-their-rates-once",
+        "Messages that wait for the rate of their target come out only when something else is due.",
+        (
+            Change(
+                "core/dispatch.py",
+                "            did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)\n",
                 "            pass\n",
             ),
         ),
         (),
         ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "more-come-out-than-may-go",
+        "All parked messages come out in each second, and most of them are parked again.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "min(share, release[known[band]])",
+                "share",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
     ),
     Bug(
         "what-is-known-is-doubted-again",
