@@ -13,7 +13,7 @@ from blackbox.core.due_batch import DueBatch
 from blackbox.core.idle_receipts import IdleReceipts
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.core.ports import DispatchIndex, Writer
-from blackbox.core.rate_limit import defer_over_rate, give_back
+from blackbox.core.rate_limit import next_turn_ms, park_over_rate, within_rates
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
@@ -31,7 +31,7 @@ class Dispatch:
     `triage` decides what happens to each request. `counted` selects the requests of callers whose
     pending ones are counted. `is_clock_outdated` returns whether Kafka's clock must be read again;
     then a receipt is written even if there is nothing to deliver. `done` is what the last tick did,
-    even if it raised.
+    even if it raised. `cluster` is Kafka's id of the cluster, by which the rates of targets are counted.
     """
 
     index: DispatchIndex
@@ -41,6 +41,7 @@ class Dispatch:
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     is_clock_outdated: Callable[[], bool] = lambda: False
     done: Dispatched = field(default_factory=Dispatched)
+    cluster: str = ""
     _known: int = 0
     _next: tuple[Dispatched, DueBatch] | None = None
     _removed: int = 0
@@ -78,43 +79,44 @@ class Dispatch:
             # again: the check may have ended some of the batch, and released others
             did, batch = self._read(now_ms)
         self.done = did
-        pace = self.triage.pace
-        later = {} if pace is None else defer_over_rate(batch, pace, self.index, now_ms)
+        if pace := self.triage.pace:
+            park_over_rate(batch, pace, self.cluster, self.index.parked(), now_ms)
         last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))
-        try:
-            if batch:
-                # no read-ahead while a parked backlog comes out: it is apart from what is due
-                is_whole = not batch.alone and not last
-                reads_ahead = did.is_full and is_whole and not self._has_released
-                reads_ahead = reads_ahead and not self._release() and not self._has_skipped
-                self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
-            else:
-                self._defer(batch.deferred, did, now_ms)
-                self._idle_receipts.write_if_needed(self._known, now_ms)
-        except BaseException:
-            # the messages are read again after recovery, and then reserve their times again
-            if pace is not None:
-                give_back(pace, later)
-            raise
+        if batch:
+            # no read-ahead while a parked backlog comes out: it is apart from what is due
+            is_whole = not batch.alone and not last
+            reads_ahead = did.is_full and is_whole and not self._has_released
+            reads_ahead = reads_ahead and not self._release(now_ms) and not self._has_skipped
+            self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
+        else:
+            self._defer(batch.deferred, did, now_ms)
+            self._idle_receipts.write_if_needed(self._known, now_ms)
         for offset, entry in batch.alone.items():
             one = {offset: entry}
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
         if last:
             self._deliver(last, did, now_ms)
+        if pace and not pace.limited().keys().isdisjoint(self.index.parked().values()):
+            turn_ms = next_turn_ms(self.shard, now_ms)
+            did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
         return did
 
     def _read(self, now_ms: int) -> tuple[Dispatched, DueBatch]:
         self._removed = self.index.removed  # before the read: a removal during it counts as later
-        due = self.index.due(now_ms, self.batch_limit, release=self._release())
+        due = self.index.due(now_ms, self.batch_limit, release=self._release(now_ms))
         self._has_skipped = False
         return self._triaged(due, now_ms)
 
-    def _release(self) -> Collection[str]:
-        """The targets whose parked entries come out."""
+    def _release(self, now_ms: int) -> Mapping[str, int]:
+        """The targets whose parked entries come out, and how many at most."""
         # none before the first read, which shows which targets are paused
         parked = self.index.parked() if self._paused is not None else {}
-        return self.triage.released(parked.values(), self._paused or ()) if parked else ()
+        if not parked:
+            return {}
+        targets = self.triage.released(parked.values(), self._paused or ())
+        released, pace = dict.fromkeys(targets, self.batch_limit), self.triage.pace
+        return within_rates(released, pace, self.cluster, self.shard, now_ms) if pace else released
 
     def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch] | None:
         """Read the batch after one that is still being delivered; None: that must be delivered first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
@@ -15,8 +15,6 @@ from blackbox.records.request import MAY_COME_BACK, Reason
 FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 ALONE_SPREAD_MS = 50
-# Well below the least BLACKBOX_GRACE_S, an hour: Redis keeps a payload that long beyond its time.
-PAYLOAD_REWRITTEN_EVERY_MS = 900_000
 DOUBTFUL_LATER_MS = 5_000
 # Bytes (or one larger record) and offsets per transaction: messages wait for the read from Kafka.
 MOST_LETTER_BYTES, MOST_LETTER_SPAN = 16_000_000, 4000
@@ -68,10 +66,17 @@ class DueBatch:
         # dispatch does not look at parked entries, so a message would not expire in time
         if not may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
             return False
+        return self.park_unless_taken(offset, entry, refusal[1], parked)
+
+    def park_unless_taken(
+        self, offset: int, entry: Entry, why: str, parked: Mapping[int, str]
+    ) -> bool:
+        """Park a request, unless another target is parked in its band; return whether it was parked."""
+        to = waits_for(entry)
         # of two targets in one band, only one would come out
         if self.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
             return False
-        self.park(offset, entry, refusal[1])
+        self.park(offset, entry, why)
         return True
 
     def park(self, offset: int, entry: Entry, why: str) -> None:
@@ -81,12 +86,17 @@ class DueBatch:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
         self.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
 
-    def park_behind_backlogs(self, due: DueEntries) -> None:
-        """Park what comes due for a target with a backlog, so that it goes out in the order of due times."""
+    def park_behind_backlogs(self, due: DueEntries, limited: Container[str]) -> None:
+        """Park what comes due for a target with a backlog, so that it goes out in the order of due times.
+
+        `limited` are the targets with a rate.
+        """
         for part in (self.ready, self.alone) if due.backlogs else ():
             for offset, entry in list(part.items()):
-                is_new = offset not in due.released and not entry.expires_ms
-                if is_new and waits_for(entry) in due.backlogs:
+                to = waits_for(entry)
+                # one that is not parked would overtake a backlog that waits for a rate, without end
+                waits = not entry.expires_ms or to in limited
+                if waits and offset not in due.released and to in due.backlogs:
                     del part[offset]
                     self.park(offset, entry, QUEUED)
 
@@ -127,14 +137,8 @@ class DueBatch:
         wait_ms = min(FIRST_RETRY_MS << min(count, 10), LONGEST_RETRY_MS)
         # then only the score is written, which costs Redis less than the payload
         is_unchanged = reason == Reason.UNREACHABLE and entry.detail == later.detail
-        if (
-            is_unchanged
-            and wait_ms == LONGEST_RETRY_MS
-            and not _must_rewrite_payload(now_ms, wait_ms)
-        ):
-            self.deferred[offset] = now_ms + wait_ms, None
-        else:
-            self.deferred[offset] = now_ms + wait_ms, later
+        is_stored = is_unchanged and wait_ms == LONGEST_RETRY_MS
+        self.deferred[offset] = now_ms + wait_ms, None if is_stored else later
 
 
 def may_park(to: str, refusal: Refusal) -> bool:
@@ -150,11 +154,7 @@ def postpone_doubtful(entry: Entry, claim: Claim, now_ms: int) -> Postponed:
     later = entry._replace(waits=entry.waits + 1)
     if entry.reason is None:
         later = later._replace(detail=why)
-    at_ms = now_ms + DOUBTFUL_LATER_MS
-    is_unchanged = entry.detail == later.detail and not _must_rewrite_payload(
-        now_ms, DOUBTFUL_LATER_MS
-    )
-    return at_ms, None if is_unchanged else later
+    return now_ms + DOUBTFUL_LATER_MS, None if entry.detail == later.detail else later
 
 
 def is_record(entry: Entry) -> bool:
@@ -171,8 +171,3 @@ def as_dead(entry: Entry, refusal: Refusal) -> Entry:
     """The dead letter that a request becomes."""
     reason, detail = refusal
     return entry._replace(reason=reason, detail=detail, attempts=0, waits=0)
-
-
-def _must_rewrite_payload(now_ms: int, wait_ms: int) -> bool:
-    """Whether a waiting payload is written again, which renews its expiry in Redis."""
-    return now_ms // PAYLOAD_REWRITTEN_EVERY_MS != (now_ms - wait_ms) // PAYLOAD_REWRITTEN_EVERY_MS

@@ -45,7 +45,10 @@ class StartingPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexPreparation:
-    """Prepares the index of one shard for the reading of its journals; the fields are those of Recovery."""
+    """Prepares the index of one shard for the reading of its journals; the fields are those of Recovery.
+
+    `has_markers`: each receipt is the last record of a transaction, and a marker follows it.
+    """
 
     shard: Shard
     group: str
@@ -53,6 +56,7 @@ class IndexPreparation:
     journal: Journal
     apply: Callable[[Batch, Rebuild | None], Taken]
     now_ms: Callable[[], int]
+    has_markers: bool
 
     def prepare(self) -> StartingPoint:
         """Keep the index or empty it. Raises ForeignIndex if it belongs to something else."""
@@ -110,13 +114,11 @@ class IndexPreparation:
         """Keep an index, also if the journals begin after its positions."""
         positions, gone = kept.positions, None
         if positions.receipts < receipts.start:
-            before_ms = self._first_receipt_ms(receipts)
-            count = self.index.outcome_unknown(before_ms, self.now_ms())
-            logger.error(
-                "%s: receipts %d to %d were removed before they were read; %d pending requests "
-                "that may have been delivered become dead letters; keep receipts as long as the "
-                "request topic", self.shard, positions.receipts, receipts.start - 1, count,
-            )  # fmt: skip
+            # a position above 0 is that of the marker behind the last receipt that was read
+            is_at_marker = self.has_markers and positions.receipts > 0
+            first_unread = positions.receipts + is_at_marker
+            if first_unread < receipts.start:
+                self._end_unknown(first_unread, receipts)
             self.index.settle(Settlement({}, receipts.start))
             positions = self.index.positions
         if positions.requests < requests.start:
@@ -132,6 +134,15 @@ class IndexPreparation:
             self.apply(Batch(positions.requests, requests.start, []), None)
             positions = self.index.positions
         return StartingPoint(positions, False, gone, kept.mark, kept.unknown_ms or None)
+
+    def _end_unknown(self, first: int, receipts: Bounds) -> None:
+        """Make dead letters of what may have an outcome in the receipts from `first` on, which are gone."""
+        count = self.index.outcome_unknown(self._first_receipt_ms(receipts), self.now_ms())
+        logger.error(
+            "%s: receipts %d to %d were removed before they were read; %d pending requests "
+            "that may have been delivered become dead letters; keep receipts as long as the "
+            "request topic", self.shard, first, receipts.start - 1, count,
+        )  # fmt: skip
 
     def _empty(
         self,

@@ -1,49 +1,71 @@
-"""Rate limits of targets: what exceeds one is deferred."""
+"""Rate limits of targets: what exceeds one is parked, and comes out in the following seconds.
+
+No times are stored: in each second, the oldest parked messages come out. So a changed rate applies
+at once, and messages that were cancelled hold up nobody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from zlib import crc32
 
 from blackbox.core.due_batch import DueBatch
-from blackbox.core.ports import DispatchIndex, Rates
-from blackbox.records.errors import IndexFull, IndexLost, RecoveryRequired
+from blackbox.core.ports import Rates
+from blackbox.records.errors import IndexFull, IndexLost
+from blackbox.records.request import Shard
+
+OVER_RATE = "waiting for the rate limit of its target"
+# Short, since a shard with a high rate needs the rest of the second.
+TURNS_MS = 200
 
 
-def defer_over_rate(
-    batch: DueBatch, pace: Rates, index: DispatchIndex, now_ms: int
-) -> dict[str, int]:
-    """Defer what exceeds its target's rate limit; return how many, by target."""
+def park_over_rate(
+    batch: DueBatch, pace: Rates, cluster: str, parked: Mapping[int, str], now_ms: int
+) -> None:
+    """Park what exceeds its target's rate limit; `parked` are the targets parked for, by band."""
     limited = pace.limited()
-    waiting: dict[str, list[int]] = {}
+    ready: dict[str, list[int]] = {}
     for offset, entry in batch.ready.items() if limited else ():
         if entry.target in limited:
-            waiting.setdefault(entry.target, []).append(offset)
-    later: dict[str, int] = {}
-    for target, offsets in waiting.items():
+            ready.setdefault(entry.target, []).append(offset)
+    for target, offsets in ready.items():
         # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
-        have_waited = partial(_have_waited, batch, index, offsets)
         try:
-            times = pace.times(target, len(offsets), now_ms, have_waited)
+            counted = pace.count(cluster, target, len(offsets), now_ms)
         except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
             continue
-        for offset, at_ms in zip(offsets, times, strict=True):
-            if at_ms > now_ms:
-                del batch.ready[offset]
-                batch.deferred[offset] = at_ms, None
-                later[target] = later.get(target, 0) + 1
-    return later
+        for place, offset in enumerate(offsets[max(0, limited[target] - counted) :]):
+            entry = batch.ready.pop(offset)
+            # also with `expires_after`: it would be read again and again, and overtake the others
+            if not batch.park_unless_taken(offset, entry, OVER_RATE, parked):
+                second = now_ms // 1000 + 1 + place // limited[target]
+                batch.deferred[offset] = second * 1000, None
 
 
-def _have_waited(batch: DueBatch, index: DispatchIndex, offsets: Sequence[int]) -> list[bool]:
-    times = index.times(offsets)
-    return [times.get(offset, 0) > batch.ready[offset].due_ms for offset in offsets]
+def within_rates(
+    released: Mapping[str, int], pace: Rates, cluster: str, shard: Shard, now_ms: int
+) -> dict[str, int]:
+    """Of the parked messages that may come out, by target, how many may go now."""
+    free = dict(released)
+    limited = pace.limited()
+    for target in free.keys() & limited.keys():
+        if now_ms < _turn_ms(shard, now_ms // 1000):
+            free[target] = 0
+            continue
+        with suppress(IndexFull, IndexLost):  # no rate limit then, as above
+            free[target] = limited[target] - pace.count(cluster, target, 0, now_ms)
+    return {target: count for target, count in free.items() if count > 0}
 
 
-def give_back(pace: Rates, later: Mapping[str, int]) -> None:
-    """Give back the times that were reserved for messages that are read again now."""
-    for target, count in later.items():
-        with suppress(RecoveryRequired, IndexFull):
-            pace.give_back(target, count)
+def next_turn_ms(shard: Shard, now_ms: int) -> int:
+    """When parked messages for a target with a rate come out next, epoch ms."""
+    second = now_ms // 1000
+    turn_ms = _turn_ms(shard, second)
+    return turn_ms if turn_ms > now_ms else _turn_ms(shard, second + 1)
+
+
+def _turn_ms(shard: Shard, second: int) -> int:
+    # in another order each second: else one shard could take all that the others wait for
+    return second * 1000 + crc32(f"{shard} {second}".encode()) % TURNS_MS

@@ -74,7 +74,7 @@ class Triage:
             del batch.alone[offset]
             batch.defer_spread(offset, now_ms)
         self._set_unavailable_aside(batch, now_ms, due)
-        batch.park_behind_backlogs(due)
+        batch.park_behind_backlogs(due, () if self.pace is None else self.pace.limited())
         # late: it depends on whether any message is ready
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
         batch.defer_distant_letters(now_ms)

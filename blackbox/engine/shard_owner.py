@@ -192,9 +192,7 @@ class ShardOwner:
             # Set before recovery, which stores requests through it (`apply_while_opening`).
             self._session = session = self.open_session(self)
             recovered = session.recovery.open()
-            session.low_water.last = recovered.mark
-            session.low_water.topic_id = recovered.binding.topic_id
-            session.low_water.group = recovered.binding.group
+            session.note_recovered(recovered)
             session.journal.close()  # seldom needed from now on; its next use opens it again
             self._recovery_reason = None
             # `lose` waits 3 s, a rebuild takes minutes: the shard may have another owner by now.

@@ -12,7 +12,7 @@ from blackbox.core.dispatch import Dispatch
 from blackbox.core.intake import Intake
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Positions
-from blackbox.core.recovery import Recovery
+from blackbox.core.recovery import Recovered, Recovery
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.clock import ShardClock
 from blackbox.records.errors import RecoveryRequired
@@ -40,6 +40,13 @@ class ShardSession:
     clock: ShardClock
     journal: Closable
     closing: tuple[Closable, ...]
+
+    def note_recovered(self, recovered: Recovered) -> None:
+        """Note the last mark, and what the shard belongs to."""
+        self.low_water.last = recovered.mark
+        self.low_water.topic_id = recovered.binding.topic_id
+        self.low_water.group = recovered.binding.group
+        self.dispatch.cluster = recovered.binding.cluster_id
 
     def close(self) -> None:
         """Close every part, also if closing another one fails."""

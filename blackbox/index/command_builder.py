@@ -19,10 +19,9 @@ from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
 
-# A parked entry's payload stays in Redis for this long; after that it is read again from Kafka.
-PARKED_FOR_S = 30 * 86_400
-# Only its payload says that an entry is a dead letter: a request that is read again is admitted.
-LETTER_FOR_S = 10 * 365 * 86_400
+# Not all is in Kafka: only its payload says that an entry is a dead letter, or a replacement that
+# was in time, and retention may have removed the record.
+PARKED_FOR_S = 10 * 365 * 86_400
 # Elements per command: 10,000 block Redis for some 4 ms, and Lua's `unpack` fails near 8,000.
 CHUNK = 1000
 
@@ -62,16 +61,21 @@ class CommandBuilder:
         bound = {} if binding is None else binding._asdict()
         return (b"token", self._token, *chain.from_iterable(bound.items()))
 
-    def _set_payload(
-        self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, is_letter: bool = False
-    ) -> bytes:
-        if due_ms >= BAND_MS:
-            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S
-        else:
-            # Redis refuses an `EX` of 0 or less.
-            left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
-        expires_s = b"%d" % (left_s + self._grace_s)
+    def _set_payload(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+        expires_s = b"%d" % self._expires_s(due_ms, now_ms)
         return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
+
+    def _keep_payload(self, offset: int, due_ms: int, now_ms: int) -> bytes:
+        """The command that keeps a payload as long as an entry with this score needs it."""
+        name = self._keys.message(member(offset))
+        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))
+
+    def _expires_s(self, due_ms: int, now_ms: int) -> int:
+        if due_ms >= BAND_MS:
+            return PARKED_FOR_S + self._grace_s
+        # Redis refuses an `EX` of 0 or less.
+        left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        return left_s + self._grace_s
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:
         for chunk in chunks(offsets):

@@ -10,6 +10,7 @@ import orjson
 
 from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import DueEntries, Positions
+from blackbox.core.ports import NONE_RELEASED
 from blackbox.core.settlement import Settlement
 from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
@@ -34,23 +35,24 @@ class DispatchChanges(PostponingChanges):
         now_ms: int,
         limit: int,
         passing_over: Collection[int] = (),
-        release: Collection[str] = (),
+        release: Mapping[str, int] = NONE_RELEASED,
     ) -> DueEntries:
         """The entries due at `now_ms`, oldest first, at most `limit`; about 16 MiB with the parked ones.
 
         Checks the positions even when nothing is due. `passing_over` are due entries that are being
         delivered already and so left out. Entries that are parked for the targets in `release` come
         first and do not count towards `limit`: each target has an equal share of another `limit`, and
-        at least one entry.
+        at least one entry, but at most as many as `release` says.
         """
         with self._lock:
             known = self._bands()
             bands = sorted(band for band, to in known.items() if to in release)
             # All backlogs share a second limit: due entries do not wait until they are through.
             share = max(1, limit // max(1, len(bands)))
+            shares = {band: min(share, release[known[band]]) for band in bands}
             look = [
                 *self._due_commands(now_ms, len(passing_over), limit),
-                *self._parked_commands(known, bands, share),
+                *self._parked_commands(known, shares),
             ]
             state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
             in_bands, counts = more[: len(bands)], more[len(bands) :]
@@ -64,7 +66,8 @@ class DispatchChanges(PostponingChanges):
             is_cut = len(stored) < len(ready) + len(released)
             backlogs = left.keys() if is_cut else not_emptied(left, bands, in_bands)
             is_timed = pending > 1 and float(first[1]) < BAND_MS
-            any_full = len(ready) == limit or any(len(names) == share for names in in_bands)
+            taken = zip(shares.values(), in_bands, strict=True)
+            any_full = len(ready) == limit or any(len(names) == most for most, names in taken)
             entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
             return DueEntries(
                 entries=entries,

@@ -17,15 +17,6 @@ SENTINEL = b"~"
 IDS_SENTINEL = b"\xff"
 
 
-RESERVED = f"{PREFIX}{{targets}}:reserved".encode()
-"""hash: `<target>:<messages per second>` -> the next free place in the rate limit of this target: place n is sent
-in second n / rate
-
-written -- dispatch, for targets with a rate
-read    -- dispatch
-"""
-
-
 class Keys:
     """The keys of one shard, as bytes ready to be packed."""
 
@@ -182,7 +173,8 @@ class Keys:
 
 
 def counts(kind: str, name: str) -> bytes:
-    """hash: unix second -> how many in this second: `requests` of a caller, or `messages` to a target.
+    """hash: unix second -> how many in this second: `requests` of a caller, or `messages` to a target,
+    named `<cluster id>/<target>`.
 
     Some 600 to 1,200 seconds are kept.
 

@@ -47,11 +47,6 @@ class Lookups(GuardedIndex):
         }
         return {offset: entry and entry.caller_id for offset, entry in found.items()}
 
-    def times(self, offsets: Sequence[int]) -> dict[int, int]:
-        """When each of these pending requests comes out next, epoch ms: its due time, or later."""
-        with self._lock:
-            return self._scores(self._keys.due, offsets)
-
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """The record by which each of these requests came into the index, if promotion wrote it again."""
         with self._lock:

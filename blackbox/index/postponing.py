@@ -33,11 +33,10 @@ class PostponingChanges(Lookups):
 
     def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
         commands = [
-            self._set_payload(
-                offset, entries.encode(entry), at_ms, now_ms, is_letter=entry.reason is not None
-            )
+            self._keep_payload(offset, at_ms, now_ms)
+            if entry is None
+            else self._set_payload(offset, entries.encode(entry), at_ms, now_ms)
             for offset, (at_ms, entry) in changes.items()
-            if entry is not None
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
         for at_ms, entry in changes.values():
@@ -86,13 +85,11 @@ class PostponingChanges(Lookups):
     def _read_band(self, band: int, limit: int) -> bytes:
         return pack(*by_score(self._keys.due, *span(band), 0, limit))
 
-    def _parked_commands(
-        self, known: Iterable[int], released: Sequence[int], limit: int
-    ) -> list[bytes]:
+    def _parked_commands(self, known: Iterable[int], released: Mapping[int, int]) -> list[bytes]:
         """Reads of the released bands, a count of all parked entries, and one for each known band."""
         spans = [(BAND_MS, span(BANDS)[1]), *map(span, known)]
         counts = [pack("ZCOUNT", self._keys.due, *span) for span in spans]
-        return [*(self._read_band(band, limit) for band in released), *counts]
+        return [*(self._read_band(*one) for one in released.items()), *counts]
 
     def _note_parked(
         self, known: Mapping[int, str], counts: Sequence[int]

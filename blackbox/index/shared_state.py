@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from blackbox.index.connection import Clients, Connections
-from blackbox.index.keys import RESERVED, Keys, counts
+from blackbox.index.keys import Keys, counts
 from blackbox.index.packed_commands import by_score
 from blackbox.records.request import Second, Shard
 
@@ -41,18 +41,6 @@ class SharedState:
                 self._forget(key)
         totals = zip(more.items(), replies, strict=False)
         return {one: int(total) - count for (one, count), total in totals}
-
-    def reserve(self, name: str, count: int, at_least: int) -> int:
-        """Reserve the next `count` numbers of a sequence that all shards share; return the first of them.
-
-        It is `at_least` the given number.
-        """
-        (end,) = self._clients.together(("HINCRBY", RESERVED, name, count))
-        if int(end) - count >= at_least:
-            return int(end) - count
-        # The sequence fell behind, or Redis lost it: it goes on from there.
-        self._clients.together(("HSET", RESERVED, name, at_least + count))
-        return at_least
 
     def pending(self, caller: str, shards: Iterable[Shard]) -> int:
         """How many requests of a caller, whose pending ones are counted, are pending in these shards."""

@@ -65,6 +65,10 @@ class ShardWriter:
         self._last = -1
         self._is_closed = False
 
+    @property
+    def exactly_once(self) -> bool:
+        return self._exactly_once
+
     def open(self) -> None:
         """Fence every earlier owner and settle its open transaction, as `Transactions.open` does."""
         if self._exactly_once:

@@ -911,13 +911,16 @@ def test_parked_requests_are_pending_and_not_due_until_they_are_released(
         assert [offset for offset, _ in due.entries] == [8, 7, 0]
         assert (due.pending, due.oldest_ms, due.next_due_ms) == (9, NOW_MS - 8, None)
         assert set(reader.parked().values()) == {"orders", "bills"}
-        released = reader.due(NOW_MS, 3, release=["orders", "nothing"])
+        released = reader.due(NOW_MS, 3, release={"orders": 9, "nothing": 9})
         assert [offset for offset, _ in released.entries] == [5, 4, 3, 8, 7, 0]
         assert released.is_full
         assert set(released.parked.values()) == {"orders", "bills"}
         assert released.released == {5, 4, 3}
         assert released.backlogs == {"orders", "bills"}
-        whole = reader.due(NOW_MS, 9, release=["orders"])
+        few = reader.due(NOW_MS, 9, release={"orders": 2})
+        assert [offset for offset, _ in few.entries] == [5, 4, 8, 7, 0]
+        assert few.is_full
+        whole = reader.due(NOW_MS, 9, release={"orders": 9})
         assert (len(whole.entries), whole.backlogs, whole.is_full) == (
             8,
             frozenset({"bills"}),
@@ -925,7 +928,7 @@ def test_parked_requests_are_pending_and_not_due_until_they_are_released(
         )
 
     index.settle(Settlement(dict.fromkeys([1, 2, 3, 4, 5]), 1))
-    assert set(index.due(NOW_MS, 10, release=["orders"]).parked.values()) == {"bills"}
+    assert set(index.due(NOW_MS, 10, release={"orders": 10}).parked.values()) == {"bills"}
     assert set(index.parked().values()) == {"bills"}
 
 
@@ -939,7 +942,7 @@ def test_requests_that_another_owner_parked_are_found(
     assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
 
     other.defer({1: (NOW_MS, None)}, NOW_MS)
-    assert set(index.due(NOW_MS, 10, release=["bills"]).parked.values()) == {"orders"}
+    assert set(index.due(NOW_MS, 10, release={"bills": 10}).parked.values()) == {"orders"}
     other.defer({1: parked("bills", NOW_MS)}, NOW_MS)
     assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
 
@@ -949,7 +952,7 @@ def test_a_parked_request_can_be_cancelled(index: ShardIndex) -> None:
     index.defer({0: parked("orders", NOW_MS)}, NOW_MS)
     plan = store(index, 1, 2, {1: Cancel("a")})
     assert plan.cancelled == 1
-    assert index.due(NOW_MS, 10, release=["orders"]).pending == 0
+    assert index.due(NOW_MS, 10, release={"orders": 10}).pending == 0
 
 
 def test_a_parked_request_without_its_payload_is_due(

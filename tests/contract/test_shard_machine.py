@@ -434,7 +434,9 @@ class ShardMachine(RuleBasedStateMachine):
             for _ in range(1000):
                 if self.succeeds(lambda: self.owner.dispatch.tick(self.now_ms)):
                     index = self.owner.index
-                    if not index.due(self.now_ms, 1, release=[*index.parked().values()]).entries:
+                    if not index.due(
+                        self.now_ms, 1, release=dict.fromkeys(index.parked().values(), 1)
+                    ).entries:
                         break
         self.nothing_is_delivered_twice()
         self.nothing_ended_in_time_is_delivered()

@@ -41,7 +41,6 @@ def table_of_shared() -> str:
     """The keys that all shards share, and the channels."""
     every = docstrings_in(keys) | docstrings_in(bus)
     shared = {
-        keys.RESERVED.decode(): every["RESERVED"],
         keys.counts("<kind>", "<name>").decode(): inspect.getdoc(keys.counts) or "",
         f"{bus.CHANNEL}<group>:<kind>": every["CHANNEL"],
     }
@@ -93,7 +92,7 @@ def undocumented(client: Any) -> Iterator[str]:
     known = {
         key.removeprefix(prefix).partition("<")[0]: _type(text) for key, text in _keys().items()
     }
-    known |= {"reserved": "hash", "counts": "hash"}
+    known |= {"counts": "hash"}
     for key in client.keys("*"):
         found = _KEY.match(key.decode(errors="replace"))
         kind = known.get(found[1]) if found else None

@@ -180,8 +180,8 @@ BUGS = (
         (
             Change(
                 "index/command_builder.py",
-                'b"%d" % (left_s + self._grace_s)',
-                'b"%d" % (left_s + 1)',
+                "        return left_s + self._grace_s\n",
+                "        return left_s + 1\n",
             ),
         ),
         ("service killed", "Kafka killed"),
@@ -782,8 +782,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                is_whole = not batch.alone and not last\n",
-                "                is_whole = not batch.alone\n",
+                "            is_whole = not batch.alone and not last\n",
+                "            is_whole = not batch.alone\n",
             ),
         ),
         (),
@@ -1103,8 +1103,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                reads_ahead = did.is_full and is_whole and not self._has_released\n",
-                "                reads_ahead = did.is_full and is_whole\n",
+                "            reads_ahead = did.is_full and is_whole and not self._has_released\n",
+                "            reads_ahead = did.is_full and is_whole\n",
             ),
         ),
         (),
@@ -1187,9 +1187,9 @@ BUGS = (
         "Under a rate, messages that become due take the places of the backlog.",
         (
             Change(
-                "rules/target_rates.py",
-                "            may_go = have_waited()\n",
-                "            pass\n",
+                "core/due_batch.py",
+                "                waits = not entry.expires_ms or to in limited\n",
+                "                waits = not entry.expires_ms and to not in limited\n",
             ),
         ),
         (),
@@ -1316,12 +1316,13 @@ BUGS = (
     ),
     Bug(
         "letters-forgotten",
-        "The payload of a parked dead letter expires after a month. Its request is read from Kafka again and admitted.",
+        "Parked payloads expire after a month. Dead letters are read from Kafka again and admitted, and rescheduled "
+        "requests become dead letters.",
         (
             Change(
                 "index/command_builder.py",
-                "            left_s = LETTER_FOR_S if is_letter else PARKED_FOR_S\n",
-                "            left_s = PARKED_FOR_S\n",
+                "            return PARKED_FOR_S + self._grace_s\n",
+                "            return 30 * 86_400 + self._grace_s\n",
             ),
         ),
         (),
@@ -2131,5 +2132,83 @@ BUGS = (
         ),
         (),
         (),
+    ),
+    Bug(
+        "a-shard-takes-a-whole-rate",
+        "The shard that looks first in a second always gets the whole rate of a target, and others wait without limit.",
+        (
+            Change(
+                "core/rate_limit.py",
+                '    return second * 1000 + crc32(f"{shard} {second}".encode()) % TURNS_MS\n',
+                "    return second * 1000 + shard.partition\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "rates-of-another-cluster",
+        "Deployments on two clusters that share a Redis share the rates of targets with the same name.",
+        (
+            Change(
+                "rules/target_rates.py",
+                '        at = Second("messages", f"{cluster}/{target}", now_ms // 1000)\n',
+                '        at = Second("messages", target, now_ms // 1000)\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "backlogs-use-their-rates-once",
+        "Messages that wait for the rate of their target come out only when something else is due.",
+        (
+            Change(
+                "core/dispatch.py",
+                "            did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "more-come-out-than-may-go",
+        "All parked messages come out in each second, and most of them are parked again.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "min(share, release[known[band]])",
+                "share",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "marker-counts-as-a-receipt",
+        "If Kafka removed all receipts of a quiet shard, requests that are due become dead letters at the next start.",
+        (
+            Change(
+                "core/index_preparation.py",
+                "            is_at_marker = self.has_markers and positions.receipts > 0\n",
+                "            is_at_marker = False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebuild.py",),
+    ),
+    Bug(
+        "deferred-payloads-expire",
+        "The payload of a message that is deferred expires as if the message were not.",
+        (
+            Change(
+                "index/command_builder.py",
+                '        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))\n',
+                '        return pack("EXISTS", name)\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
     ),
 )

@@ -279,9 +279,6 @@ def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path
         def pending(self, caller: str, shards: Iterable[Shard]) -> int:
             return 0
 
-        def reserve(self, name: str, count: int, at_least: int) -> int:
-            return at_least
-
     path = tmp_path / "callers.toml"
     path.write_text("[callers.shop]\nrequests_per_second = 1")
     counts = Room()

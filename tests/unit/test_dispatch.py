@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count as numbers
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
+from blackbox.core.rate_limit import next_turn_ms
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
 from blackbox.formats import Options, make_format
@@ -53,7 +55,7 @@ from blackbox.records.receipt import (
     topic_bytes,
 )
 from blackbox.records.recurrence import ENDS_TOO_LARGE
-from blackbox.records.request import Cancel, Invalid, Reason, Record, request_id
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
 from blackbox.rules.target_rates import TargetRates
@@ -70,7 +72,8 @@ Make = Callable[..., Dispatch]
 @pytest.fixture
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
-        own = {name: settings.pop(name) for name in ("batch_limit", "counted") if name in settings}
+        names = {"batch_limit", "counted", "cluster"} & settings.keys()
+        own = {name: settings.pop(name) for name in names}
         settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
         triage = Triage(
             shard=SHARD,
@@ -984,13 +987,26 @@ def test_the_lost_payload_of_a_parked_request_is_read_from_kafka(
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     dispatch = make()
     dispatch.tick(NOW_MS)
-    assert 20 * 86_400 < client.ttl(f"{PREFIX}msg:{0:016x}") < 40 * 86_400
     client.delete(*(f"{PREFIX}msg:{offset:016x}" for offset in range(2)))
     dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
     dispatch.index.load()
     targets.refusals.clear()
     dispatch.tick(NOW_MS)
     assert [o.value for o in writer.committed] == [b"read again", b"read again"]
+
+
+def test_payloads_stay_in_redis_as_long_as_their_requests_wait(
+    make: Make, pend: Pend, index: ShardIndex, targets: FakeTargets, client: Any
+) -> None:
+    """A replacement by id cannot be read again, nor can a record that retention has removed."""
+    pend(to("paused"), to())
+    targets.refusals["paused"] = (Reason.UNREACHABLE, "paused")
+    make().tick(NOW_MS)
+    assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400
+
+    pend(to())
+    index.defer({2: (NOW_MS + 5000 * GRACE_S, None)}, NOW_MS)
+    assert client.ttl(f"{PREFIX}msg:{2:016x}") > 5 * GRACE_S
 
 
 def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_restart(
@@ -1016,7 +1032,7 @@ def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_resta
     assert [o.topic for o in writer.committed] == [LETTERS]
 
 
-def test_a_dead_letter_in_a_shared_band_is_rewritten_every_15_minutes_only(
+def test_a_dead_letter_in_a_shared_band_keeps_its_payload_without_being_rewritten(
     dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
 ) -> None:
     other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of(parking.LETTERS))
@@ -1028,27 +1044,21 @@ def test_a_dead_letter_in_a_shared_band_is_rewritten_every_15_minutes_only(
     dispatch.tick(NOW_MS)
     parked = held(client).due
     pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago", waits=6))
-    written = list[int]()
     for minute in range(120):
+        client.expire(f"{PREFIX}msg:{1:016x}", 61)
         dispatch.tick(NOW_MS + minute * LONGEST_RETRY_MS)
         assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 1), *parked]
-        written.append(stored_entry(client, 1).waits)
-
-    assert len(set(written)) == 9, "before, and eight times in two hours"
+        assert client.ttl(f"{PREFIX}msg:{1:016x}") >= GRACE_S
+        assert stored_entry(client, 1).waits == 6
 
 
 class NoPace:
     """Rules without any rate."""
 
-    def limited(self) -> list[str]:
-        return []
+    def limited(self) -> dict[str, int]:
+        return {}
 
-    def times(
-        self, target: str, count: int, now_ms: int, have_waited: Callable[[], Sequence[bool]]
-    ) -> list[int]:
-        raise AssertionError(target)
-
-    def give_back(self, target: str, count: int) -> None:
+    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
         raise AssertionError(target)
 
 
@@ -1071,15 +1081,10 @@ def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
 class FullPace:
     """A rate that cannot be counted, as Redis has no room."""
 
-    def limited(self) -> list[str]:
-        return ["orders"]
+    def limited(self) -> dict[str, int]:
+        return {"orders": 1}
 
-    def times(
-        self, target: str, count: int, now_ms: int, have_waited: Callable[[], Sequence[bool]]
-    ) -> list[int]:
-        raise IndexFull("OOM")
-
-    def give_back(self, target: str, count: int) -> None:
+    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
         raise IndexFull("OOM")
 
 
@@ -1093,33 +1098,142 @@ def test_a_rate_that_redis_cannot_count_delays_no_message(
     assert sorted(o.topic for o in writer.committed) == ["bills", "orders"]
 
 
+Paced = Callable[[str], TargetRates]
+
+
+@pytest.fixture
+def paced(connections: redis.ConnectionPool, tmp_path: Path) -> Paced:
+    """The rates of these rules."""
+
+    def rates(rules: str) -> TargetRates:
+        path = tmp_path / "callers.toml"
+        path.write_text(rules)
+        return TargetRates(RulesFile(path), SharedState(connections))
+
+    return rates
+
+
+def one_per_second(paced: Paced) -> TargetRates:
+    return paced("[targets.orders]\nmessages_per_second = 1")
+
+
 def test_a_batch_repeated_after_a_failed_commit_uses_no_more_of_the_rate(
-    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, client: Any,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    rules = tmp_path / "callers.toml"
-    rules.write_text("[targets.orders]\nmessages_per_second = 1")
-    pace = TargetRates(RulesFile(rules), SharedState(connections))
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced
+) -> None:
+    pace = one_per_second(paced)
     pend(*(to() for _ in range(20)))
     for later_s in range(10):
         writer.before["commit"] = JournalLost("no answer")
         with pytest.raises(JournalLost):
             make(pace=pace).tick(NOW_MS + 1000 * later_s)
+    dispatch = make(pace=pace)
 
-    make(pace=pace).tick(NOW_MS + 10_000)
+    for later_ms in range(10_000, 32_000, 100):
+        dispatch.tick(NOW_MS + later_ms)
 
-    last_ms = held(client).due[-1][0]
-    assert last_ms <= NOW_MS + 32_000
+    assert writer.sent_to("orders") == list(range(20))
+
+
+@pytest.mark.parametrize("rules", ["[targets.orders]\nmessages_per_second = 1000", ""])
+def test_a_raised_or_removed_rate_applies_to_messages_that_wait_already(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced, rules: str
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    pend(*(to() for _ in range(100)))
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to("orders") == [0]
+
+    dispatch.triage = replace(dispatch.triage, pace=paced(rules))
+    for later_ms in range(1000, 3000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+
+    assert writer.sent_to("orders") == list(range(100))
+
+
+def test_a_cancelled_backlog_uses_nothing_of_a_rate(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    pend(*(to(caller_id=f"a{n}") for n in range(100)))
+    dispatch.tick(NOW_MS)
+
+    pend(*(Cancel(f"a{n}") for n in range(1, 100)), to(due_ms=NOW_MS + 1000))
+    for later_ms in range(1000, 3000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+
+    assert writer.sent_to("orders") == [0, 199]
+
+
+def test_the_rate_of_a_target_is_that_of_its_own_cluster(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced
+) -> None:
+    pace = one_per_second(paced)
+    for cluster in ("staging", "production"):
+        pend(to())
+        make(pace=pace, cluster=cluster).tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [0, 1]
+
+
+def test_shards_take_turns_in_the_rate_of_a_target() -> None:
+    shards = [Shard("TB", partition) for partition in range(4)]
+    seconds = range(NOW_MS, NOW_MS + 400_000, 1000)
+    first = Counter(min(shards, key=lambda one: next_turn_ms(one, at_ms)) for at_ms in seconds)
+
+    assert min(first[shard] for shard in shards) > 50
+
+
+def test_parked_messages_come_out_as_soon_as_their_rate_allows(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    pend(*(to() for _ in range(20)))
+    now_ms, sent_ms = NOW_MS, dict[int, int]()
+    for _ in range(100):
+        did = dispatch.tick(now_ms)
+        sent_ms |= {o: now_ms for o in writer.sent_to("orders") if o not in sent_ms}
+        if not did.is_full:
+            now_ms = did.next_due_ms or now_ms
+
+    assert sorted(sent_ms) == sorted(sent_ms, key=lambda o: sent_ms[o])
+    assert [at_ms // 1000 - NOW_MS // 1000 for at_ms in sent_ms.values()] == list(range(20))
+
+
+def test_requests_with_expires_after_wait_for_a_rate_like_all_others(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    pend(*(to() for _ in range(4)))
+    for later_ms in range(0, 20_000, 100):
+        if later_ms in range(0, 4000, 500):
+            pend(to(due_ms=NOW_MS + later_ms, expires_ms=NOW_MS + later_ms + 5000))
+        dispatch.tick(NOW_MS + later_ms)
+
+    sent, expired = writer.sent_to("orders"), writer.sent_to(LETTERS)
+    assert sent[:4] == list(range(4)), "none of them overtakes"
+    assert sorted(sent + expired) == list(range(12))
+    assert {told(letter(writer, offset))[0] for offset in expired} == {"expired"}
+
+
+def test_what_shares_a_band_with_another_parked_target_waits_for_its_rate(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced
+) -> None:
+    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of("orders"))
+    targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
+    dispatch = make(pace=one_per_second(paced))
+    pend(to(other), *(to() for _ in range(5)))
+
+    for later_ms in range(0, 5000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+
+    assert writer.sent_to("orders") == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("seen_after_ms", [0, 100, 1500])
 def test_new_due_requests_do_not_overtake_a_backlog_under_a_rate(
-    make: Make, pend: Pend, writer: FakeWriter, connections: redis.ConnectionPool, tmp_path: Path,
-    seen_after_ms: int,
-) -> None:  # fmt: skip
-    rules = tmp_path / "callers.toml"
-    rules.write_text("[targets.orders]\nmessages_per_second = 10")
-    dispatch = make(pace=TargetRates(RulesFile(rules), SharedState(connections)))
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced, seen_after_ms: int
+) -> None:
+    dispatch = make(pace=paced("[targets.orders]\nmessages_per_second = 10"))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):

@@ -27,7 +27,7 @@ from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, R
 from blackbox.records.receipt import Checked, Claim, Mark, Receipt
 from blackbox.records.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
-from tests.fakes import FakeJournal
+from tests.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
 OURS = Binding("cluster", "topic", "receipts", "blackbox")
@@ -343,6 +343,42 @@ def test_a_kept_index_without_its_receipts_dead_letters_earlier_requests(
     assert held(client).due == [one for one in before if one[1] != 4]
     assert held(client).positions == Positions(5, 5)
     assert "3 pending requests that may have been delivered become dead letters" in caplog.text
+
+
+@pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly-once", "at-least-once"])
+def test_a_quiet_shard_whose_receipts_have_all_been_read_and_removed_delivers_what_is_due(
+    make: Make, recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    others_index: ShardIndex, client: Any, exactly_once: bool,
+) -> None:  # fmt: skip
+    write_records(request(due_ms=NOW_MS - 1), request(due_ms=NOW_MS + CLOCKS_APART_MS))
+    recovery.open()
+    writer.exactly_once = exactly_once
+    # with at-least-once, no marker follows the last receipt
+    journal.first_receipt = len(journal.receipt_records) - (not exactly_once)
+    del journal.receipt_records[journal.first_receipt :]
+
+    make(others_index).open()
+
+    assert reasons(client) == {0: None, 1: None}
+    assert held(client).positions == Positions(2, journal.first_receipt + 1)
+
+
+@pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly-once", "at-least-once"])
+def test_one_removed_receipt_that_was_not_read_leaves_outcomes_unknown(
+    make: Make, recovery: Recovery, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    others_index: ShardIndex, client: Any, exactly_once: bool,
+) -> None:  # fmt: skip
+    write_records(request(due_ms=NOW_MS - 1))
+    recovery.open()
+    writer.exactly_once = exactly_once
+    if not exactly_once:
+        journal.receipt_records.pop()
+    journal.append(delivered(0))
+    journal.first_receipt = len(journal.receipt_records) - (not exactly_once)
+
+    make(others_index).open()
+
+    assert reasons(client) == {0: "outcome-unknown"}
 
 
 def test_many_requests_of_unknown_outcome_are_processed_in_chunks(

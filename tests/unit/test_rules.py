@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class Counted:
 
     def __init__(self) -> None:
         self.counts: dict[Second, int] = {}
-        self.reserved: dict[str, int] = {}
         self.waiting = 0
 
     def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
@@ -47,11 +46,6 @@ class Counted:
         for second, added in more.items():
             self.counts[second] = before[second] + added
         return before
-
-    def reserve(self, name: str, count: int, at_least: int) -> int:
-        first = max(self.reserved.get(name, 0), at_least)
-        self.reserved[name] = first + count
-        return first
 
     def pending(self, caller: str, shards: object) -> int:
         return self.waiting
@@ -184,15 +178,15 @@ def test_the_limit_of_pending_requests_includes_those_just_admitted(
     assert list(judge.over_quota(SHARD, 4, [asked(3)])) == [3]
 
 
-def test_a_backlog_is_spread_over_the_seconds_to_come(tmp_path: Path, counted: Counted) -> None:
+def test_a_rate_is_counted_for_each_second_of_each_topic_of_each_cluster(
+    tmp_path: Path, counted: Counted
+) -> None:
     path = tmp_path / "callers.toml"
     path.write_text("[targets.orders]\nmessages_per_second = 2")
     pace = TargetRates(RulesFile(path), counted)
-    next_ms = NOW_MS - NOW_MS % 1000 + 1000
 
-    def times(target: str, *have_waited: bool) -> Sequence[int]:
-        return pace.times(target, len(have_waited), NOW_MS, lambda: have_waited)
-
-    assert times("orders", *[False] * 5) == [NOW_MS, NOW_MS, next_ms, next_ms + 500, next_ms + 1000]
-    assert times("orders", False) == [next_ms + 1500]
-    assert times("mail", False, False) == [NOW_MS, NOW_MS]
+    assert pace.limited() == {"orders": 2}
+    assert pace.count("cluster", "orders", 5, NOW_MS) == 0
+    assert pace.count("cluster", "orders", 0, NOW_MS) == 5
+    assert pace.count("cluster", "orders", 1, NOW_MS + 1000) == 0
+    assert pace.count("another", "orders", 1, NOW_MS) == 0

@@ -11,7 +11,7 @@ from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.low_water import LowWater
 from blackbox.core.parsing import Parsed
-from blackbox.core.plan import Positions
+from blackbox.core.plan import Binding, Positions
 from blackbox.core.recovery import Recovered
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import ShardOwner
@@ -36,9 +36,10 @@ class FakeVerbs:
     first_due_ms: int | None = None
     next_due_ms: list[int | None] = field(default_factory=list)
     done: Dispatched = field(default_factory=Dispatched)
+    cluster: str = ""
 
     def open(self) -> Recovered:
-        return Recovered(0, 0, 0)
+        return Recovered(0, 0, 0, binding=Binding("cluster", "topic", "receipts", "blackbox"))
 
     def store(self, parsed: Parsed, now_ms: int, while_busy: Any = None) -> Taken:
         return Taken(1, 0, 0, 0, self.first_due_ms)
@@ -106,6 +107,17 @@ def test_a_refusal_in_the_first_tick_does_not_keep_a_shard_closed(
 
     until("it is open and delivers", lambda: owner.is_open and not verbs.ticks.empty(), 5.0)
     assert [what for what, _ in calls].count("opened") == 21
+
+
+def test_an_open_shard_counts_the_rates_of_its_own_cluster(
+    owner: ShardOwner, verbs: FakeVerbs
+) -> None:
+    at_first_tick = list[str]()
+    verbs.during = [lambda: at_first_tick.append(verbs.cluster)]
+    owner.start()
+
+    until("it is open", lambda: owner.is_open, 5.0)
+    assert at_first_tick == ["cluster"]
 
 
 class Quiet:
