@@ -262,17 +262,17 @@ REFUSED = (
     "CLIENT LIST", "CLIENT KILL TYPE normal", "CLIENT PAUSE 1", "MONITOR", "REPLICAOF NO ONE",
     "SWAPDB 0 1", "SELECT 1", "MODULE LIST", "SCRIPT FLUSH", "FUNCTION LIST", "RENAME a b",
     "MIGRATE h 1 k 0 1", "DUMP k", "OBJECT HELP", "SORT k", "RANDOMKEY", "DBSIZE", "SLOWLOG GET",
-    "DEL blackbox:{TB-0}:due", "EXPIRE blackbox:{TB-0}:due 1", "PSUBSCRIBE *",
+    "DEL blackbox:{TB-0}:due", "PERSIST blackbox:{TB-0}:due", "PSUBSCRIBE *",
 )  # fmt: skip
 OF_OTHERS = (
     "GET others", "SET others 1", "GET blackbox", "SET blackbox:others 1", "UNLINK others",
     "MGET blackbox:{TB-0}:state others", "PUBLISH others x", "PUBLISH blackbox:others x",
-    "EVAL return(1) 1 others",
+    "EVAL return(1) 1 others", "EXPIRE others 1",
 )  # fmt: skip
 WRITES = (
     "SET blackbox:{TB-0}:receipts 1", "ZADD blackbox:{TB-0}:due 1 a", "MULTI",
     "UNLINK blackbox:{TB-0}:due", "HSET blackbox:{TB-0}:state a 1", "EVAL return(1) 0",
-    "PUBLISH blackbox:bus:x:y 1", "SUBSCRIBE blackbox:bus:x:y",
+    "PUBLISH blackbox:bus:x:y 1", "SUBSCRIBE blackbox:bus:x:y", "EXPIRE blackbox:{TB-0}:due 1",
 )  # fmt: skip
 
 
