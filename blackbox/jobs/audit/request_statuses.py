@@ -136,7 +136,8 @@ def _ended(
     """The record that ends each request: the next one with its caller id, or one that names its id."""
     is_any_by_id = not by_id.isEmpty()
     if is_any_by_id:
-        late = _too_late(by_id, first_outcomes, did_not_count)
+        # Few rows, which are used several times: without this, each use would calculate them again.
+        late = _too_late(by_id, first_outcomes, did_not_count).localCheckpoint()
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
