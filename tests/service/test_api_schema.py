@@ -7,10 +7,7 @@ import os
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.service.conftest import Serve
 from tests.world import World
@@ -20,13 +17,13 @@ pytestmark = pytest.mark.service
 EXAMPLES = int(os.environ.get("BLACKBOX_TEST_API_EXAMPLES", "40"))
 
 
-@schemathesis.serializer("application/x-ndjson")
-def lines(_: Any, value: Any) -> bytes:
-    return value.encode(errors="replace") if isinstance(value, str) else json.dumps(value).encode()
-
-
 @pytest.mark.proof
 def test_every_answer_matches_the_openapi_description(world: World, serve: Serve) -> None:
+    # Not at the top: every worker imports this file, and this takes long.
+    import schemathesis
+    from schemathesis.core.result import Ok
+
+    schemathesis.serializer("application/x-ndjson")(lines)
     world.format_name = "countdown"
     service = serve()
     schema = schemathesis.openapi.from_url(f"{service.base_url}/openapi.json")
@@ -37,7 +34,13 @@ def test_every_answer_matches_the_openapi_description(world: World, serve: Serve
         _try(operation.ok())
 
 
+def lines(_: Any, value: Any) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else json.dumps(value).encode()
+
+
 def _try(operation: Any) -> None:
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
     @settings(
         max_examples=EXAMPLES,
         deadline=None,

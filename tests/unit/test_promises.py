@@ -113,7 +113,8 @@ def run_whole(
     promised: str,
     plugin: str = "Promises()",
 ) -> pytest.RunResult:
-    """A run of all tests of a project whose page names `test_promise`."""
+    """A run of all tests of a project whose page names `test_promise`; it needs no other plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     page = pytester.mkdir("docs") / "guarantees.md"
     page.write_text("| **Never lost.** | `tests/test_it.py::test_promise` |")
     for module in ("promises", "proof"):
