@@ -50,10 +50,8 @@ class DispatchChanges(PostponingChanges):
             # All backlogs share a second limit: due entries do not wait until they are through.
             share = max(1, limit // max(1, len(bands)))
             shares = {band: min(share, release[known[band]]) for band in bands}
-            look = [
-                *self._due_commands(now_ms, len(passing_over), limit),
-                *self._parked_commands(known, shares),
-            ]
+            look = self._due_commands(now_ms, len(passing_over), limit)
+            look += self._parked_commands(known, shares)
             state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
             in_bands, counts = more[: len(bands)], more[len(bands) :]
             self.doubtful = claims_of(state[3])

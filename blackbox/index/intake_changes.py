@@ -101,9 +101,7 @@ class IntakeChanges(Lookups):
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
-        known_from, cold, largest, judged, verdicts_below = (
-            int(number or 0) for number in state[7:]
-        )
+        known_from, cold, largest, judged, verdicts_below = (int(n or 0) for n in state[7:])
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
