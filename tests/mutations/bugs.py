@@ -1858,7 +1858,7 @@ BUGS = (
             ),
         ),
         (),
-        ("tests/unit/test_dead_letters.py",),
+        ("tests/unit/test_replayed_records.py",),
     ),
     Bug(
         "removed-cold-requests-stay",
