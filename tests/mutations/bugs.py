@@ -2131,7 +2131,7 @@ BUGS = (
             ),
         ),
         (),
-        (),
+        ("tests/unit/test_audit_targets.py",),
     ),
     Bug(
         "a-shard-takes-a-whole-rate",
