@@ -121,7 +121,7 @@ class Year:
                 journal=journal,
                 writer=writer,
                 confirm=lambda: None,
-                apply=lambda batch, opening: intake.apply(batch, now_ms, opening),
+                apply=lambda batch, opening: intake.parse_and_store(batch, now_ms, opening),
                 upcoming=lambda batch: intake.upcoming(batch, now_ms),
                 now_ms=lambda: now_ms,
             ).open()

@@ -189,8 +189,8 @@ class Changes:
         format_name = self.settings.topics[shard.topic]
         if format_name != WRITE_FORMAT:
             raise ValueError(
-                f"{shard.topic} has the format {format_name}, which cannot be rescheduled here; write the "
-                "request to it again, with the same key or id"
+                f"{shard.topic} has the format {format_name}, whose requests cannot be rescheduled here; "
+                "cancel the request, and write a new one to the topic"
             )
         record = self.lookup.record(shard, offset)
         if record is None:

@@ -197,7 +197,10 @@ class Dispatch:
         did: Dispatched,
         now_ms: int,
     ) -> None:
-        """Commit the receipt, then remove from the index what was delivered. `failed`: at least once only."""
+        """Commit the messages with their receipt, then remove from the index what was delivered.
+
+        `failed`: at least once only.
+        """
         sent = delivery.ready | delivery.dead
         ended = {offset: entry for offset, entry in sent.items() if offset not in failed}
         dead = {offset: entry for offset, entry in delivery.dead.items() if offset not in failed}

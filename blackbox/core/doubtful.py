@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from blackbox.core.ports import Journal, SettlingIndex, Writer
-from blackbox.core.settling import settle
+from blackbox.core.settling import apply_outcomes
 from blackbox.records.receipt import Claim, confirmation, one_incarnation
 
 logger = logging.getLogger("blackbox.core.dispatch")
@@ -50,7 +50,9 @@ class Doubtful:
                 replace(confirmation(found, now_ms, known), void=not_delivered)
             )
             ended_in_doubt = self.index.end_doubt(not_delivered)
-            settle(self.index, [*(claim.offset for claim in found), *ended_in_doubt], position)
+            apply_outcomes(
+                self.index, [*(claim.offset for claim in found), *ended_in_doubt], position
+            )
         self.claims = self.index.doubtful
         # soon again after a success: one receipt may not have had room for all that was found
         checks = self._checks = 0 if found or missing else self._checks + 1

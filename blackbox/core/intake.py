@@ -54,8 +54,12 @@ class Intake:
     admission: Admission | None = None
     check_log: Callable[[Tail], None] = lambda tail: None
 
-    def apply(self, batch: Batch, latest_ms: int, opening: Rebuild | None = None) -> Taken:
+    def parse_and_store(
+        self, batch: Batch, latest_ms: int, opening: Rebuild | None = None
+    ) -> Taken:
         """Store one batch: I1 to I3 of `docs/how-it-works.md`. The same again changes nothing.
+
+        The process engine parses in a thread of its own; it calls this only while a shard is opened.
 
         `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
         did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,

@@ -16,7 +16,7 @@ from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding
 from blackbox.core.ports import Journal, RecoveryIndex, Writer
 from blackbox.core.rebuild import Rebuild
-from blackbox.core.settling import end_by_upcoming, remove_ended, settle
+from blackbox.core.settling import apply_outcomes, end_by_upcoming, remove_ended
 from blackbox.core.upcoming import Upcoming
 from blackbox.records.errors import IndexFull, RecoveryRequired
 from blackbox.records.receipt import Mark, Receipt, without_void
@@ -106,7 +106,7 @@ class Recovery:
         if start.is_rebuild:
             self._rebuild(outcomes, position)
         else:
-            self._settle(outcomes, position)
+            self._apply_outcomes(outcomes, position)
         # before any delivery: a cancel may have taken effect before Redis went back
         self._catch_up()  # R5
         if went_back and self.index.positions.requests >= judged:
@@ -117,7 +117,7 @@ class Recovery:
     def _note_doubts(self, outcomes: Outcomes) -> None:
         """Note in the index which requests are in doubt, and which of these have no outcome after all."""
         if known := outcomes.undelivered.intersection(self.index.doubtful):
-            settle(self.index, self.index.end_doubt(known), self.index.positions.receipts)
+            apply_outcomes(self.index, self.index.end_doubt(known), self.index.positions.receipts)
         if outcomes.doubtful:
             self.index.mark_doubtful(outcomes.doubtful)
 
@@ -149,12 +149,12 @@ class Recovery:
         # position and `skip` in one MULTI: a crash between them would forget what has ended
         self.index.finish(position, outcomes.ended)
 
-    def _settle(self, outcomes: Outcomes, position: int) -> None:
-        """Remove what has ended since from an index that is kept."""
+    def _apply_outcomes(self, outcomes: Outcomes, position: int) -> None:
+        """Remove what earlier owners delivered from an index that is kept: it is not sent again."""
         unread = self.index.positions.requests
         if late := [offset for offset in outcomes.too_late if offset >= unread]:
             self.index.ignore(late)
-        settle(self.index, outcomes.ended, position)
+        apply_outcomes(self.index, outcomes.ended, position)
 
     def _catch_up(self) -> None:
         """Read until the end was seen within `RECENT_S`."""

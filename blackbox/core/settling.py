@@ -14,8 +14,8 @@ from blackbox.core.upcoming import Upcoming
 CHUNK = 5000
 
 
-def settle(index: SettlingIndex, ended: Iterable[int], position: int) -> None:
-    """Remove from an index what has ended."""
+def apply_outcomes(index: SettlingIndex, ended: Iterable[int], position: int) -> None:
+    """Remove from an index what has ended, according to the receipts before a position."""
     left = iter(ended)
     while found := list(islice(left, CHUNK)):
         # Delivered by their first records under a longer horizon, after this index was copied.

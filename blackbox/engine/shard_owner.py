@@ -157,7 +157,7 @@ class ShardOwner:
     def apply_while_opening(self, batch: Batch, opening: Rebuild | None) -> Taken:
         """Apply requests that the index does not know yet, for recovery."""
         assert self._session is not None
-        taken = self._session.intake.apply(batch, self.clock.latest_ms(), opening)
+        taken = self._session.intake.parse_and_store(batch, self.clock.latest_ms(), opening)
         self._record_taken(self._session, taken)
         return taken
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode
-from datetime import datetime
 from difflib import get_close_matches
-from math import ceil
 from typing import Any
 
 import orjson
@@ -19,6 +16,7 @@ from blackbox.formats.format import (
     RefusedError,
     caller_id_of,
     caller_of,
+    instant_ms,
     is_caller_id,
     shown,
     start_ms,
@@ -52,10 +50,6 @@ _REASON_OF = {
 }
 _CANCEL_FIELDS, _PLAIN_FIELDS, _NAMED_FIELDS = 2, 3, 4
 _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
-_RFC_3339 = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
-    r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
-)
 
 
 class Countdown(Format):
@@ -142,7 +136,7 @@ class Countdown(Format):
         if at is not None:
             self._asked_ms(None, at, start_ms)  # refuses what is not an instant, or too far ahead
             # a grid keeps to where it began, also when that is past
-            return max(0, _at_ms(at))
+            return max(0, instant_ms(at, "at"))
         first_ms = next_ms(recurs, start_ms, start_ms)
         return self._due_ms(first_ms, start_ms, "the first due time")
 
@@ -152,7 +146,7 @@ class Countdown(Format):
             raise RefusedError(Reason.BAD_DUE_TIME, f"{given} given; give exactly one of them")
         if at is None:
             return self._due_after_ms(countdown, start_ms, "countdown")
-        return self._due_ms(_at_ms(at), start_ms, f"at {shown(at)}")
+        return self._due_ms(instant_ms(at, "at"), start_ms, f"at {shown(at)}")
 
 
 def _unknown_field(asked: dict[str, Any]) -> RefusedError:
@@ -194,22 +188,6 @@ def _base64(name: str, held: Any, encoding: Any) -> bytes:
         wrong = f"not base64 ({error})"
     detail = f"{name} is {wrong}: {shown(held)}; encode it with padding and without line breaks"
     raise RefusedError(Reason.BAD_ENCODING, detail)
-
-
-def _at_ms(at: Any) -> int:
-    if type(at) is int:
-        return at
-    try:
-        if type(at) is str and (parts := _RFC_3339.fullmatch(at)):
-            second, fraction, offset = parts.groups(default="0")
-            at_s = int(datetime.fromisoformat((second + offset).upper()).timestamp())
-            # rounded up, so that nothing is early
-            return at_s * 1000 + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
-        wrong = "neither RFC 3339 with an offset nor whole milliseconds"
-    except ValueError as error:
-        wrong = str(error)
-    example = 'give "2026-01-31T08:00:00+01:00" or 1769842800000'
-    raise RefusedError(Reason.BAD_DUE_TIME, f"at is {shown(at)}: {wrong}; {example}")
 
 
 def _key(key: Any, encoding: Any) -> bytes | None:

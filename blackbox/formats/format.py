@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -34,6 +36,11 @@ CALLER_HEADER = "CALLER_SERVICE"
 # Targets whose check is not repeated; callers choose the names, so there may be any number.
 REMEMBERED = 4096
 SHOWN_CHARS = 80
+
+_RFC_3339 = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2})"
+    r"(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
 
 
 class RefusedError(Exception):
@@ -99,7 +106,10 @@ class Format(ABC):
         """Read one record. Raises RefusedError."""
 
     def _due_ms(self, at_ms: int, start_ms: int, given: str) -> int:
-        """The due time for an instant, named by `given`. Raises RefusedError if it is too far."""
+        """The due time, epoch ms, for an instant that `given` names: at once if it is past.
+
+        Raises RefusedError if it is too far.
+        """
         if at_ms - start_ms > self._max_countdown_s * 1000:
             raise self._too_far(given)
         return max(at_ms, start_ms)
@@ -173,12 +183,35 @@ def whole_ms(seconds: float) -> int:
     return ms if ms / 1000 >= seconds else ms + 1
 
 
+def instant_ms(at: object, field: str) -> int:
+    """An instant in epoch ms: RFC 3339 with an offset, rounded up, or whole ms. Raises RefusedError."""
+    if type(at) is int:
+        return at
+    try:
+        if type(at) is str and (parts := _RFC_3339.fullmatch(at)):
+            second, fraction, offset = parts.groups(default="0")
+            at_s = int(datetime.fromisoformat((second + offset).upper()).timestamp())
+            # rounded up, so that nothing is early
+            return at_s * 1000 + ceil(int(fraction.ljust(9, "0")) / 1_000_000)
+        wrong = "neither RFC 3339 with an offset nor whole milliseconds"
+    except ValueError as error:
+        wrong = str(error)
+    given = "missing" if at is None else f"{shown(at)}: {wrong}"
+    example = 'give "2026-01-31T08:00:00+01:00" or 1769842800000'
+    raise RefusedError(Reason.BAD_DUE_TIME, f"{field} is {given}; {example}")
+
+
+def first_header(headers: Headers, wanted: str) -> bytes | None:
+    """The value of the first header of this name; None if there is none, or if it has no value."""
+    for name, held in headers:
+        if name == wanted:
+            return held
+    return None
+
+
 def caller_of(headers: Headers) -> str | None:
     """The caller: the first header CALLER_SERVICE, if it can be a name."""
-    for name, held in headers:
-        if name == CALLER_HEADER:
-            return caller_name(held)
-    return None
+    return caller_name(first_header(headers, CALLER_HEADER))
 
 
 def caller_name(held: bytes | None) -> str | None:

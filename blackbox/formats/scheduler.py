@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from blackbox.formats.format import Format, Options, RefusedError, caller_of, shown, start_ms
+from blackbox.formats.format import (
+    Format,
+    Options,
+    RefusedError,
+    caller_of,
+    first_header,
+    shown,
+    start_ms,
+)
 from blackbox.records.request import Cancel, Headers, Reason, Record, Request
 
 EPOCH = "scheduler-epoch"
@@ -43,10 +51,10 @@ class Scheduler(Format):
             return False
         # A cancel with the headers of another schedule's message has them as well. The last of
         # these is blackbox's own; a schedule that was refused has none.
-        return _last(record.headers, KEY) in (None, record.key)
+        return first_header(record.headers[::-1], KEY) in (None, record.key)
 
     def _request(self, schedule_id: str, record: Record, latest_ms: int) -> Request:
-        epoch_s = _epoch_s(_first(record.headers, EPOCH))
+        epoch_s = _epoch_s(first_header(record.headers, EPOCH))
         began_ms = start_ms(record, latest_ms)
         due_ms = self._due_ms(epoch_s * 1000, began_ms, f"{EPOCH} {epoch_s}")
         expires_ms = None if self._grace_s is None else (epoch_s + self._grace_s) * 1000
@@ -54,7 +62,7 @@ class Scheduler(Format):
             self._target(_target_topic(record.headers), TARGET_TOPIC),
             record.value,
             due_ms,
-            _first(record.headers, TARGET_KEY),
+            first_header(record.headers, TARGET_KEY),
             [*record.headers, *self._added(record)],
             caller_of(record.headers),
             schedule_id,
@@ -70,16 +78,8 @@ class Scheduler(Format):
         ]
 
 
-def _first(headers: Headers, wanted: str) -> bytes | None:
-    return next((held for name, held in headers if name == wanted), None)
-
-
-def _last(headers: Headers, wanted: str) -> bytes | None:
-    return _first(headers[::-1], wanted)
-
-
 def _target_topic(headers: Headers) -> str:
-    given = _first(headers, TARGET_TOPIC)
+    given = first_header(headers, TARGET_TOPIC)
     if not given:
         what = "missing" if given is None else "empty"
         detail = f"{TARGET_TOPIC} is {what}; give the topic to deliver to"

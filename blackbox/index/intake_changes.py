@@ -23,6 +23,8 @@ IN_FLIGHT_WAIT_S = 2.0  # other shards of the process are not read in that time
 
 
 class IntakeChanges(Lookups):
+    """`_run_multi` is in `guarded_index.py`; the commands that other changes use as well, in `command_builder.py`."""
+
     def store(
         self,
         start: int,
@@ -127,12 +129,16 @@ class IntakeChanges(Lookups):
     def _commands_that_store(
         self, plan: Plan, view: View, end: int, largest: int, now_ms: int
     ) -> Iterator[bytes]:
-        encode, put = entries.encode, self._set_payload
+        """The commands of the MULTI that stores a batch.
+
+        For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if
+        it has a caller id, `HSET ids <caller id> <member>`. For the batch: `HSET state requests <end>`.
+        """
         for offset, entry in plan.puts.items():
-            stored = encode(entry)
+            stored = entries.encode(entry)
             if len(stored) > largest:
                 largest = len(stored)
-            yield put(offset, stored, entry.due_ms, now_ms)
+            yield self._set_payload(offset, stored, entry.due_ms, now_ms)
         due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
         yield from zadd_chunks(self._keys.due, due)
         yield from self._remove(plan.removals)

@@ -166,7 +166,9 @@ class ShardWriter:
             self._transactions.commit()
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:
-        """Write the receipt and commit; returns the receipts position, its offset + 1.
+        """Write the receipt into the transaction of the messages, and commit both.
+
+        Returns the receipts position, the offset of the receipt + 1.
 
         A commit that times out is retried for about 20 s; then its outcome is unknown: JournalLost.
         Raises RecoveryRequired when another writer has written receipts since this owner's last one.

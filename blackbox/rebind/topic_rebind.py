@@ -21,7 +21,7 @@ from blackbox.config.wiring import formats, kafka
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.settling import CHUNK, settle
+from blackbox.core.settling import CHUNK, apply_outcomes
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.partition_reader import PartitionReader
@@ -285,7 +285,7 @@ class _TopicRebind:
         """Remove the requests that are gone from an index that is kept."""
         # Until nothing is found: another run may do the same, and move ranks.
         while there := self._from(index, first):
-            settle(index, there, index.positions.receipts)
+            apply_outcomes(index, there, index.positions.receipts)
 
     def _from(self, index: ShardIndex, first: int) -> list[int]:
         there: list[int] = []

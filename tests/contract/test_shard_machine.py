@@ -199,7 +199,7 @@ class ShardMachine(RuleBasedStateMachine):
             journal=self.journal,
             writer=writer,
             confirm=lambda: None,
-            apply=lambda batch, opening: intake.apply(batch, self.now_ms, opening),
+            apply=lambda batch, opening: intake.parse_and_store(batch, self.now_ms, opening),
             upcoming=lambda batch: intake.upcoming(batch, self.now_ms),
             now_ms=lambda: self.now_ms,
         )
@@ -261,7 +261,7 @@ class ShardMachine(RuleBasedStateMachine):
         start = self.owner.index.positions.requests
         end = min(start + count, len(self.asked))
         batch = Batch(start, end, self.journal.request_records[start:end])  # type: ignore[arg-type]
-        if self.succeeds(lambda: self.owner.intake.apply(batch, self.now_ms)):
+        if self.succeeds(lambda: self.owner.intake.parse_and_store(batch, self.now_ms)):
             self.note_ended_requests(start, end)
 
     def note_ended_requests(self, start: int, end: int) -> None:
@@ -394,7 +394,7 @@ class ShardMachine(RuleBasedStateMachine):
             if left == 0:
                 raise JournalLost("no answer")
             left -= 1
-            return owner.intake.apply(found, self.now_ms, opening)
+            return owner.intake.parse_and_store(found, self.now_ms, opening)
 
         self.journal.read_at_once = read_at_once
         self.succeeds(replace(owner.recovery, apply=apply).open)

@@ -98,7 +98,7 @@ class Books:
         for batch in self._journal.requests(
             self.index.positions.requests, self._journal.request_bounds().end
         ):
-            intake.apply(batch, now_ms())
+            intake.parse_and_store(batch, now_ms())
 
     def send(self, offset: int, to: str | None = None) -> tuple[str, int, int]:
         """Write the message of a request to its target, or to another topic; returns its place."""

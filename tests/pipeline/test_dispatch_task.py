@@ -172,7 +172,9 @@ class Driver:
                 value = json.dumps(asked).encode()
                 written_ms = self._write(value, shard.partition)
                 record = Record(offset, written_ms, None, value, [])
-                taken = intake.apply(Batch(offset, offset + 1, [record]), Clock().latest_ms())
+                taken = intake.parse_and_store(
+                    Batch(offset, offset + 1, [record]), Clock().latest_ms()
+                )
                 assert taken.first_due_ms is not None
                 due.append(taken.first_due_ms)
             return due

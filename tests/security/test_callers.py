@@ -89,7 +89,9 @@ def test_no_content_of_a_request_becomes_part_of_a_redis_key(
         for horizon_ms in (None, 1):
             start = index.positions.requests
             moved = [record._replace(offset=start + record.offset) for record in records]
-            Intake(format, index, horizon_ms).apply(Batch(start, start + len(moved), moved), NOW_MS)
+            Intake(format, index, horizon_ms).parse_and_store(
+                Batch(start, start + len(moved), moved), NOW_MS
+            )
         found: Any = client.keys("*")
         index.close()
         connections.disconnect()

@@ -117,7 +117,9 @@ def make(empty_index: ShardIndex, writer: FakeWriter, journal: FakeJournal) -> M
             journal=journal,
             writer=writer,
             confirm=given.get("confirm", lambda: writer.calls.append("confirm")),
-            apply=given.get("apply", lambda batch, opening: intake.apply(batch, NOW_MS, opening)),
+            apply=given.get(
+                "apply", lambda batch, opening: intake.parse_and_store(batch, NOW_MS, opening)
+            ),
             upcoming=lambda batch: intake.upcoming(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
             has_room=given.get("has_room", lambda: True),

@@ -78,7 +78,7 @@ def open_shard(
             journal=journal,
             writer=writer,
             confirm=lambda: None,
-            apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening),
+            apply=lambda batch, opening: intake.parse_and_store(batch, NOW_MS, opening),
             upcoming=lambda batch: intake.upcoming(batch, NOW_MS),
             now_ms=lambda: NOW_MS,
         )
@@ -143,7 +143,7 @@ def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebui
     written(journal, 1, **{REPLACES: request_id(SHARD, 0)})
     replacing = journal.request_records[1]
     assert replacing is not None
-    intake.apply(Batch(1, 2, [replacing]), NOW_MS)
+    intake.parse_and_store(Batch(1, 2, [replacing]), NOW_MS)
     assert reasons(client) == {1: "forbidden"}
 
     journal.append(Receipt(1, dead=[1], read=2))
@@ -163,7 +163,7 @@ def test_a_long_series_leaves_no_counted_requests(
         due_ms = NOW_MS + 1000 * offset
         headers = [("CALLER_SERVICE", b"shop"), ("blackbox-follows", b"TB/0@0")][: 1 + bool(offset)]
         value = b'{"topic":"orders","message":"","id":"tick","every":1,"at":%d}' % due_ms
-        intake.apply(
+        intake.parse_and_store(
             Batch(offset, offset + 1, [Record(offset, due_ms, None, value, [*headers])]), due_ms
         )
         index.settle(Settlement({offset: "tick"}, offset + 1, counted={"shop": [offset]}))
@@ -201,7 +201,7 @@ def test_a_postponed_request_counts_as_pending(
         Record(offset, long_ago_ms, None, value, [("CALLER_SERVICE", b"shop")])
         for offset in range(10)
     ]
-    intake.apply(Batch(0, 10, records), long_ago_ms)
+    intake.parse_and_store(Batch(0, 10, records), long_ago_ms)
     index.defer(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
     assert SharedState(connections).pending("shop", [SHARD]) == 10
     index.settle(Settlement(dict.fromkeys(range(4)), 1))
@@ -220,7 +220,7 @@ def test_ended_requests_behind_many_overdue_ones_are_no_longer_counted(
         Record(offset, 1000 + offset, None, value, [("CALLER_SERVICE", b"shop")])
         for offset in range(2500)
     ]
-    intake.apply(Batch(0, 2500, records), NOW_MS)
+    intake.parse_and_store(Batch(0, 2500, records), NOW_MS)
     index.settle(
         Settlement(dict.fromkeys(range(2000, 2500)), 1)
     )  # as recovery, which knows no callers
@@ -257,7 +257,7 @@ def test_quotas_apply_to_a_topic_that_was_created_again_while_the_service_runs(
         headers: Headers = [("CALLER_SERVICE", b"shop")]
         value = b'{"topic": "orders", "message": "m", "countdown": 3600}'
         records = [Record(n, at, None, value, headers) for n, at in enumerate(written_ms)]
-        intake.apply(Batch(0, len(records), records), NOW_MS)
+        intake.parse_and_store(Batch(0, len(records), records), NOW_MS)
         payloads = held(client).payloads
         return [offset for offset in sorted(payloads) if decode(payloads[offset]).reason]
 

@@ -56,7 +56,7 @@ class Owners:
         self.dispatch = Dispatch(index, self.writer, triage)
         Recovery(
             shard=SHARD, group="blackbox", index=index, journal=self.journal, writer=self.writer,
-            confirm=lambda: None, apply=lambda batch, how: intake.apply(batch, NOW_MS, how),
+            confirm=lambda: None, apply=lambda batch, how: intake.parse_and_store(batch, NOW_MS, how),
             upcoming=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
             has_room=has_room,
         ).open()  # fmt: skip
@@ -64,7 +64,7 @@ class Owners:
     def run_intake(self) -> None:
         first = self.index.positions.requests
         for batch in self.journal.requests(first, self.journal.request_bounds().end):
-            self._intake.apply(batch, NOW_MS)
+            self._intake.parse_and_store(batch, NOW_MS)
 
     def sent(self) -> list[int]:
         """The requests delivered to the target so far, including the next two minutes."""

@@ -55,8 +55,8 @@ def test_intake_reports_what_it_stored(index: ShardIndex) -> None:
         at_9=Invalid(Reason.NOT_JSON, "no"),
     )
 
-    taken = taking.apply(batch(0, 9, 0, 1, 2, 3, 4, 5), NOW_MS)
-    also = taking.apply(batch(9, 10, 9), NOW_MS)
+    taken = taking.parse_and_store(batch(0, 9, 0, 1, 2, 3, 4, 5), NOW_MS)
+    also = taking.parse_and_store(batch(9, 10, 9), NOW_MS)
 
     assert taken == Taken(accepted=2, invalid=0, cancelled=1, replaced=1, first_due_ms=NOW_MS + 5)
     assert also == Taken(accepted=0, invalid=1, cancelled=0, replaced=0, first_due_ms=0)
@@ -66,21 +66,21 @@ def test_the_same_batch_again_stores_nothing_and_reports_nothing(
     index: ShardIndex, client: Any
 ) -> None:
     taking = intake(index, at_0=request(), at_1=Cancel("a"))
-    taking.apply(batch(0, 2, 0, 1), NOW_MS)
+    taking.parse_and_store(batch(0, 2, 0, 1), NOW_MS)
     before = held(client)
 
-    assert taking.apply(batch(0, 2, 0, 1), NOW_MS) == NOTHING
+    assert taking.parse_and_store(batch(0, 2, 0, 1), NOW_MS) == NOTHING
     assert held(client) == before
 
 
 def test_a_batch_of_gaps_moves_the_position(index: ShardIndex) -> None:
-    assert intake(index).apply(batch(0, 50), NOW_MS) == NOTHING
+    assert intake(index).parse_and_store(batch(0, 50), NOW_MS) == NOTHING
     assert index.positions == Positions(50, 0)
 
 
 def test_a_batch_beyond_the_position_is_not_stored(index: ShardIndex) -> None:
     with pytest.raises(PositionsMoved):
-        intake(index, at_5=request()).apply(batch(5, 6, 5), NOW_MS)
+        intake(index, at_5=request()).parse_and_store(batch(5, 6, 5), NOW_MS)
 
 
 def of_epochs(first: int, last: int, *offsets: int) -> Batch:
@@ -95,11 +95,11 @@ def test_the_log_is_checked_only_after_a_change_of_leader(
         intake(index, **{f"at_{n}": request() for n in range(4)}), check_log=checked.append
     )
 
-    taking.apply(of_epochs(5, 6, 0, 1), NOW_MS)
-    taking.apply(of_epochs(6, 6, 2), NOW_MS)
+    taking.parse_and_store(of_epochs(5, 6, 0, 1), NOW_MS)
+    taking.parse_and_store(of_epochs(6, 6, 2), NOW_MS)
     assert checked == []
 
-    taking.apply(of_epochs(7, 7, 3), NOW_MS)
+    taking.parse_and_store(of_epochs(7, 7, 3), NOW_MS)
     assert [(tail.offset, tail.epoch) for tail in checked] == [(2, 6)]
 
 
@@ -111,11 +111,11 @@ def test_nothing_is_stored_after_a_record_that_the_log_lost(
         raise replaced(Shard("TB", 0), tail)
 
     taking = replace(intake(index, at_0=request(), at_1=request()), check_log=check_log)
-    taking.apply(of_epochs(2, 2, 0), NOW_MS)
+    taking.parse_and_store(of_epochs(2, 2, 0), NOW_MS)
     before = held(client)
 
     with pytest.raises(Shortened, match="the record at 0 is not the one that was read there"):
-        taking.apply(of_epochs(epoch, 3, *range(first, 2)), NOW_MS)
+        taking.parse_and_store(of_epochs(epoch, 3, *range(first, 2)), NOW_MS)
 
     assert held(client) == before
 
@@ -125,7 +125,7 @@ def test_a_request_is_stored_with_all_its_fields(index: ShardIndex, client: Any)
         "orders", None, NOW_MS, b"\xff", [("h", None), ("i", b"\xfe")], "shop", "a", NOW_MS + 1
     )
 
-    intake(index, at_0=asked).apply(batch(0, 1, 0), NOW_MS)
+    intake(index, at_0=asked).parse_and_store(batch(0, 1, 0), NOW_MS)
 
     assert entries.decode(held(client).payloads[0]) == Entry(
         "orders", None, NOW_MS, b"\xff", [("h", None), ("i", b"\xfe")], "shop", "a", NOW_MS + 1
@@ -139,7 +139,7 @@ def test_an_invalid_record_is_stored_unchanged_and_is_due_at_once(
     original = Record(0, written_ms, b"k", b"{not json", [("h", b"v")])
     taking = intake(index, at_0=Invalid(Reason.NOT_JSON, "see byte 1"))
 
-    taking.apply(Batch(0, 1, [original]), NOW_MS)
+    taking.parse_and_store(Batch(0, 1, [original]), NOW_MS)
 
     assert entries.decode(held(client).payloads[0]) == Entry(
         "", b"{not json", due_ms, b"k", [("h", "v")], reason="not-json", detail="see byte 1"
@@ -152,7 +152,7 @@ def test_a_record_that_the_client_cannot_read_completely_is_invalid(
 ) -> None:
     unreadable = Record(0, 10, b"k", b"{}", [], "a header name is no UTF-8")
 
-    taken = intake(index).apply(Batch(0, 1, [unreadable]), NOW_MS)
+    taken = intake(index).parse_and_store(Batch(0, 1, [unreadable]), NOW_MS)
 
     stored = entries.decode(held(client).payloads[0])
     assert (taken.invalid, taken.accepted) == (1, 0)
@@ -163,11 +163,11 @@ def test_a_cancel_header_cancels_a_request_of_any_format(
     index: ShardIndex,
 ) -> None:
     taking = intake(index, at_0=request())
-    taking.apply(batch(0, 1, 0), NOW_MS)
+    taking.parse_and_store(batch(0, 1, 0), NOW_MS)
     headers: Headers = [("x", b""), ("blackbox-cancel", request_id(index.shard, 0).encode())]
     cancel = Record(1, NOW_MS, None, None, headers)
 
-    assert taking.apply(Batch(1, 2, [cancel]), NOW_MS) == replace(NOTHING, cancelled=1)
+    assert taking.parse_and_store(Batch(1, 2, [cancel]), NOW_MS) == replace(NOTHING, cancelled=1)
 
 
 @pytest.mark.parametrize("id", [None, b"", b"o-17", b"6b1b36cb-8e6f-4b0e-9d5a-0d6e0f4a4d3a"])
@@ -176,7 +176,7 @@ def test_a_cancel_header_without_a_valid_id_becomes_a_dead_letter(
 ) -> None:
     cancel = Record(0, NOW_MS, None, None, [("blackbox-cancel", id)])
 
-    assert intake(index).apply(Batch(0, 1, [cancel]), NOW_MS).invalid == 1
+    assert intake(index).parse_and_store(Batch(0, 1, [cancel]), NOW_MS).invalid == 1
     assert entries.decode(held(client).payloads[0]).reason == Reason.BAD_CANCEL
 
 
@@ -187,8 +187,8 @@ def test_a_request_carried_and_cancelled_in_one_batch_is_accepted_once(
     taking = Intake(FakeFormat({0: far, 1: far, 2: Cancel("a")}), index, 1000)
     carried = record(1)._replace(headers=[("blackbox-carried", b"[0,0,1,false]")])
 
-    cold = taking.apply(Batch(0, 1, [record(0)]), NOW_MS)
-    both = taking.apply(Batch(1, 3, [carried, record(2)]), NOW_MS)
+    cold = taking.parse_and_store(Batch(0, 1, [record(0)]), NOW_MS)
+    both = taking.parse_and_store(Batch(1, 3, [carried, record(2)]), NOW_MS)
 
     assert (cold.accepted, both.accepted, both.carried, both.cancelled) == (1, 0, 0, 1)
 

@@ -101,7 +101,7 @@ class Lab:
         start, end = self.index.positions.requests, len(self.journal.request_records)
         records = [one for one in self.journal.request_records[start:end] if one is not None]
         intake = Intake(self.format, self.index, DAY_MS)
-        intake.apply(Batch(start, end, records), self.now_ms)
+        intake.parse_and_store(Batch(start, end, records), self.now_ms)
 
     def promote(self) -> Promoted:
         return Promotion(

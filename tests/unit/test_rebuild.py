@@ -426,7 +426,7 @@ def dies_at(start: int, journal: FakeJournal, index: ShardIndex) -> Any:
     def apply(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == start:
             raise JournalLost("no answer")
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     return apply
 
@@ -504,7 +504,7 @@ def test_only_the_rebuilding_owner_stores_requests(
             ) as refusal:
                 store(others_index, 0, 2, {0: entry(), 1: entry()})
             refusals.append(str(refusal.value))
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     make(apply=apply).open()
 
@@ -527,7 +527,7 @@ def test_an_owner_whose_rebuild_another_continues_stores_nothing(
     late = Intake(journal.format, empty_index, None)
     kept = [one for one in journal.request_records if one is not None]
     with pytest.raises(RecoveryRequired):
-        late.apply(Batch(2, 4, kept[2:]), NOW_MS, Rebuild(frozenset()))  # type: ignore[arg-type]
+        late.parse_and_store(Batch(2, 4, kept[2:]), NOW_MS, Rebuild(frozenset()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["due", "ids", "cold"])
@@ -538,7 +538,7 @@ def test_the_loss_of_a_single_key_causes_a_rebuild(
     write_records(request(), request("a"), request(), request("b", due_ms=NOW_MS + 1000))
     journal.append(delivered(0))
     intake = Intake(journal.format, empty_index, 500)
-    recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
+    recovery = make(apply=lambda batch, opening: intake.parse_and_store(batch, NOW_MS, opening))
     recovery.open()
     before = held(client)
     client.delete(PREFIX + key)
@@ -564,7 +564,7 @@ def test_a_request_delivered_by_its_first_record_is_not_delivered_when_carried(
     write_records(request("a"), headers=carries(0))
     write_records(request("b"), headers=carries(1))
     intake = Intake(journal.format, empty_index, 500)
-    recovery = make(apply=lambda batch, opening: intake.apply(batch, NOW_MS, opening))
+    recovery = make(apply=lambda batch, opening: intake.parse_and_store(batch, NOW_MS, opening))
     recovery.open()
     assert held(client).offsets() == [2, 3]
     journal.append(delivered(0))  # as an index with a longer horizon had it

@@ -128,7 +128,7 @@ def test_a_cancel_written_during_a_long_recovery_applies_before_the_shard_opens(
         if not now_s[0]:
             now_s[0] = 4.0
             write_records(Cancel("unwanted"))
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     write_records(request("unwanted"), request())
     make(apply=apply_slowly).open()
@@ -144,7 +144,7 @@ def test_a_shard_opens_although_requests_arrive_faster_than_they_are_read(
     def apply_slowly(batch: Batch, opening: Rebuild | None) -> Taken:
         now_s[0] += 4.0
         write_records(request())
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     write_records(request())
     make(apply=apply_slowly).open()
@@ -466,7 +466,7 @@ def test_an_interrupted_recovery_continues_where_it_stopped(
         batches += 1
         if batches == 3:
             raise JournalLost("no answer")
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     with pytest.raises(JournalLost):
         make(apply=apply_two).open()
@@ -486,7 +486,7 @@ def test_a_shard_opens_in_a_full_redis_with_requests_left_in_kafka(
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     with caplog.at_level(logging.WARNING):
         make(apply=apply_until_full).open()
@@ -505,7 +505,7 @@ def test_a_full_redis_that_was_rolled_back_delivers_no_cancelled_request(
     def apply_until_full(batch: Batch, opening: Rebuild | None) -> Taken:
         if batch.start == 4:
             raise IndexFull("Redis has no memory left")
-        return intake.apply(batch, NOW_MS, opening)
+        return intake.parse_and_store(batch, NOW_MS, opening)
 
     make(apply=apply_until_full).open()
 

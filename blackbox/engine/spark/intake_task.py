@@ -211,7 +211,7 @@ class _Intakes:
         reader = PartitionReader(self._access, silence_s=SILENCE_S)
         with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
             for batch in journal.requests(positions.requests, start):
-                taken = _sum(taken, intake.apply(batch, self._clock.latest_ms()))
+                taken = _sum(taken, intake.parse_and_store(batch, self._clock.latest_ms()))
         return taken
 
     def _announce(self, shard: Shard, taken: Taken) -> None:
