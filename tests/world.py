@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import psutil
 import pytest
@@ -37,6 +37,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.config.settings import Settings, load
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
+from tests.forked import Forked
 
 T = TypeVar("T")
 
@@ -210,6 +211,29 @@ class ServiceProcess:
         self._file.close()
 
 
+class ForkedService(ServiceProcess):
+    """A service that is forked from a process which has imported all modules: it starts ten times faster.
+
+    The functions `before` are called in its process before it runs.
+    """
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        log: Path,
+        options: Sequence[str] = (),
+        before: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self._before = before
+        super().__init__(environment, log, options)
+
+    def _begin(
+        self, environment: dict[str, str], options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        forked = Forked(os.environ | environment, self.log, options, self._before)
+        return cast("subprocess.Popen[bytes]", forked)  # it has the methods that services need
+
+
 class World:
     """Its own topics on given servers; everything it started ends with it."""
 
@@ -325,7 +349,7 @@ class World:
         """Start a service process, without waiting for it; `only` one half of a Spark engine."""
         log = self.folder / f"service-{len(self.services)}.log"
         options = [] if only is None else ["--only", only]
-        service = ServiceProcess(self.environment(**more), log, options)
+        service = ForkedService(self.environment(**more), log, options)
         self.services.append(service)
         return service
 

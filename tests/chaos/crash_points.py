@@ -81,7 +81,7 @@ STEPS = {
 
 REBUILDING = {
     "an index was begun at a mark": Step(ShardIndex, "begin", lambda _, index, at: at.requests > 0),
-    "a batch of a rebuild": Step(Intake, "apply", _of_a_rebuild),
+    "a batch of a rebuild": Step(Intake, "parse_and_store", _of_a_rebuild),
     "the end of a rebuild": Step(ShardIndex, "finish"),
 }
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from threading import Barrier, Event, Thread
@@ -24,15 +25,15 @@ from blackbox.journal.topics import receipts_topic, topic_ids
 from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt, decode, without_void
 from blackbox.records.request import Shard
+from tests.chaos import crash_points
 from tests.chaos.books import Account, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire
 from tests.chaos.schedule import Ask, Schedule, Setup
 from tests.chaos.servers import Servers, WrongClock
-from tests.chaos.services import ForkedService
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
-from tests.world import ServiceProcess, World, each_of, until
+from tests.world import ForkedService, ServiceProcess, World, each_of, until
 
 WITHIN_S = 2.0
 MOST_WAVES = 10
@@ -135,7 +136,12 @@ class Scene:
         environment = self.world.environment(**self.settings)
         service: ServiceProcess
         if self.world.engine == "process":
-            service = ForkedService(environment, log, crash=crash, clock=clock)
+            before: list[Callable[[], None]] = []
+            if crash is not None:
+                before.append(partial(crash_points.install, crash))
+            if clock is not None:
+                before.append(clock.install)
+            service = ForkedService(environment, log, before=before)
         else:
             service = ServiceProcess(environment, log)
         self.world.services.append(service)

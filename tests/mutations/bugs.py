@@ -1505,7 +1505,7 @@ BUGS = (
         (
             Change(
                 "formats/scheduler.py",
-                "        return _last(record.headers, KEY) in (None, record.key)\n",
+                "        return first_header(record.headers[::-1], KEY) in (None, record.key)\n",
                 "        return True\n",
             ),
         ),

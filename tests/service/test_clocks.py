@@ -16,9 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.chaos.servers import FAKETIME, FrailKafka, FrailRedis, WrongClock
-from tests.chaos.services import ForkedService
 from tests.conftest import missing_tool
-from tests.world import AT_LENGTH, World, until
+from tests.world import AT_LENGTH, ForkedService, World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -116,7 +115,7 @@ def test_wrong_clocks_make_no_message_early(
     """Clocks are corrected while requests wait, except a slow Kafka clock: its earlier timestamps would seem early."""
     world, kafka_by = own_world, by[2]
     log = world.folder / "service.log"
-    service = ForkedService(world.environment(), log, clock=clocks[0])
+    service = ForkedService(world.environment(), log, before=[clocks[0].install])
     world.services.append(service)
     service.wait_ready()
     seen = Seen(world)

@@ -7,16 +7,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Lock
-from typing import cast
-
-from tests.chaos import crash_points
-from tests.chaos.crash_points import Crash
-from tests.chaos.servers import WrongClock
-from tests.world import ServiceProcess
 
 LOOK_S = 0.02
 
@@ -26,36 +20,22 @@ _one_at_a_time = Lock()
 """`multiprocessing` checks all its children from time to time, and is not thread-safe."""
 
 
-class ForkedService(ServiceProcess):
-    """A service with its own process and configuration.
+class Forked:
+    """`blackbox run` as a child of the fork server, with the interface of a `Popen`.
 
-    With a `crash`, it ends after that step. With a `clock`, it uses that clock as its host's clock.
+    The functions `before` are called in the child before the command.
     """
 
     def __init__(
         self,
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         log: Path,
-        options: Sequence[str] = (),
-        crash: Crash | None = None,
-        clock: WrongClock | None = None,
+        options: Sequence[str],
+        before: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self._crash, self._clock = crash, clock
-        super().__init__(environment, log, options)
-
-    def _begin(
-        self, environment: dict[str, str], options: Sequence[str]
-    ) -> subprocess.Popen[bytes]:
-        own = os.environ | environment, self.log, options, self._crash, self._clock
-        forked = Forked(_serve, own)
-        return cast("subprocess.Popen[bytes]", forked)  # it has the methods that services need
-
-
-class Forked:
-    """A child of the fork server, with the interface of a `Popen`."""
-
-    def __init__(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
-        self._process = ForkServerProcess(target=target, args=arguments, daemon=True)
+        self._process = ForkServerProcess(
+            target=_serve, args=(dict(environment), log, options, before), daemon=True
+        )
         with _one_at_a_time:
             self._process.start()
         assert self._process.pid is not None
@@ -89,22 +69,20 @@ class Forked:
 
 
 def _serve(
-    environment: dict[str, str],
+    environment: Mapping[str, str],
     log: Path,
     options: Sequence[str],
-    crash: Crash | None,
-    clock: WrongClock | None,
+    before: Sequence[Callable[[], None]],
 ) -> None:
+    # Not only added to: the fork server has the environment of the time when it was started.
+    os.environ.clear()
     os.environ.update(environment)
     written_to = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(written_to, standard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if crash is not None:
-        crash_points.install(crash)
-    if clock is not None:
-        right_ns = time.time_ns
-        time.time_ns = lambda: right_ns() + clock.wrong_by_s() * 1_000_000_000
+    for prepare in before:
+        prepare()
     from blackbox.cli import app
 
     app(["run", *options])
