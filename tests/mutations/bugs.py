@@ -2232,4 +2232,19 @@ BUGS = (
             "tests/unit/test_rebuild.py::test_an_interrupted_rebuild_reports_requests_that_retention_removed",
         ),
     ),
+    Bug(
+        "a-letter-of-the-message",
+        "If Kafka has removed the record of a request, its dead letter has the message as if that were the request.",
+        (
+            Change(
+                "core/letter_record.py",
+                "    if is_record(entry):\n",
+                "    if entry:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record",
+        ),
+    ),
 )
