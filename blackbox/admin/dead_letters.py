@@ -12,6 +12,7 @@ from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, Repl
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER as CARRIED
+from blackbox.records.outgoing import MESSAGE_ONLY
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Headers, Reason, Record, Request, placed
@@ -99,6 +100,8 @@ class DeadLetters:
                 "the request it should replace was delivered or has ended, so replaying it could "
                 "deliver twice; send a new request if you want that"
             )
+        if letter.detail.startswith(MESSAGE_ONLY):
+            raise ValueError(f"{MESSAGE_ONLY}; have its caller send it again")
         place = placed(letter.source)
         assert place is not None
         shard, offset = place
@@ -121,7 +124,7 @@ class DeadLetters:
         """The target of the letter's message; None when its request cannot be parsed."""
         # The topic may hold letters of other deployments, whose formats are not known here.
         topic = letter.source.rpartition("/")[0]
-        if topic not in self.lookup.formats:
+        if topic not in self.lookup.formats or letter.detail.startswith(MESSAGE_ONLY):
             return None
         record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
         parsed = self.lookup.formats[topic].parse(record, letter.at_ms)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 
 from blackbox.core.due_batch import DueBatch, as_dead, is_in_kafka
+from blackbox.core.letter_record import stand_in
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
-from blackbox.core.triage import RECORD_GONE, Triage, as_record
+from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, deliveries
@@ -201,11 +202,12 @@ class DeliveryTransaction:
 
     def _forms(self, offset: int, entry: Entry) -> list[Outgoing]:
         """The forms of a dead letter that the broker has not refused, the largest first."""
-        original, detail = self._originals.get(offset), entry.detail or ""
-        if original is None and entry.left_bytes:
-            detail = f"{detail}; {RECORD_GONE}"
-        record, topic = original or as_record(offset, entry), self._triage.dead_letter_topic
-        forms = dead_letters(self._triage.shard, topic, record, entry.reason or "", detail)
+        triage = self._triage
+        record, detail = self._originals.get(offset), entry.detail or ""
+        if record is None:
+            record, detail = stand_in(triage.shard, offset, entry, triage.follow_ups.format)
+        topic, reason = triage.dead_letter_topic, entry.reason or ""
+        forms = dead_letters(triage.shard, topic, record, reason, detail)
         return list(islice(forms, entry.shortened % FORMS, None))
 
     def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:

@@ -43,6 +43,12 @@ class StartingPoint(NamedTuple):
     unknown_before_ms: int | None = None
 
 
+def joined(earlier: tuple[int, int] | None, removed: tuple[int, int]) -> tuple[int, int]:
+    """The requests that retention removed, with those that no opening has reported yet."""
+    first, end = removed if earlier is None else earlier
+    return min(first, removed[0]), max(end, removed[1])
+
+
 @dataclass(frozen=True, slots=True)
 class IndexPreparation:
     """Prepares the index of one shard for the reading of its journals; the fields are those of Recovery.
@@ -90,7 +96,7 @@ class IndexPreparation:
             unknown_ms = kept.unknown_ms
             if not unknown_ms and kept.mark is None and at.receipts == receipts.start > 0:
                 unknown_ms = self._first_receipt_ms(receipts)
-            return StartingPoint(at, True, None, kept.mark, unknown_ms or None)
+            return StartingPoint(at, True, kept.gone, kept.mark, unknown_ms or None)
         return self._keep(kept, requests, receipts)
 
     def load(self) -> tuple[IndexMetadata | None, Binding, Bounds, Bounds]:
@@ -112,7 +118,7 @@ class IndexPreparation:
 
     def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> StartingPoint:
         """Keep an index, also if the journals begin after its positions."""
-        positions, gone = kept.positions, None
+        positions, gone = kept.positions, kept.gone
         if positions.receipts < receipts.start:
             # a position above 0 is that of the marker behind the last receipt that was read
             is_at_marker = self.has_markers and positions.receipts > 0
@@ -122,14 +128,14 @@ class IndexPreparation:
             self.index.settle(Settlement({}, receipts.start))
             positions = self.index.positions
         if positions.requests < requests.start:
-            gone = positions.requests, requests.start
+            gone = joined(gone, (positions.requests, requests.start))
             logger.error(
                 "%s: retention removed requests %d to %d before they were read; they are lost; set "
                 "retention.ms=-1 on %s, so that only blackbox removes requests, once they have "
                 "ended",
                 self.shard, positions.requests, requests.start - 1, self.shard.topic,
             )  # fmt: skip
-            self.index.lost_before(requests.start, requests.end)
+            self.index.lost_before(requests.start, requests.end, gone)
             # an empty batch moves the position over the gap
             self.apply(Batch(positions.requests, requests.start, []), None)
             positions = self.index.positions
@@ -153,7 +159,7 @@ class IndexPreparation:
     ) -> StartingPoint:
         """Empty the index and begin it at the newest mark; without one, where the journals begin."""
         found = newest_mark(self.shard, self.journal, binding.topic_id)
-        gone, unknown_ms = None, 0 if kept is None else kept.unknown_ms
+        gone, unknown_ms = (None, 0) if kept is None else (kept.gone, kept.unknown_ms)
         # without a mark: conditional records that name removed requests are assumed to have counted
         mark, verdicts_below = found or (None, requests.end)
         judged = requests.end
@@ -176,15 +182,15 @@ class IndexPreparation:
         else:
             positions = Positions(max(mark.requests, requests.start), mark.receipts)
             if mark.requests < requests.start:
-                gone = mark.requests, requests.start
+                gone = joined(gone, (mark.requests, requests.start))
                 logger.error(
                     "%s: retention removed requests %d to %d while some of them were pending; "
                     "these are lost; set retention.ms=-1 on %s",
-                    self.shard, *gone, self.shard.topic,
+                    self.shard, mark.requests, requests.start, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
             positions, binding=binding, mark=mark, verdicts_below=verdicts_below, judged=judged, unknown_ms=unknown_ms,
-            is_rebuild=True,
+            gone=gone, is_rebuild=True,
         )  # fmt: skip
         return StartingPoint(positions, True, gone, mark, unknown_ms or None)
 

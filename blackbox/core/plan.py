@@ -94,7 +94,8 @@ class IndexMetadata(NamedTuple):
     `is_whole`: no single key was lost. `is_rebuilding`: a rebuild from the journals was
     interrupted. `mark` is the last low-water mark that its owner wrote, `tail` the last request
     record that was read. `unknown_ms`: requests that were due before this may have had an outcome
-    that is in no receipt. `token` is new with each opening.
+    that is in no receipt. `gone` are requests that retention removed, [from, up to], and that no
+    opening has reported yet. `token` is new with each opening.
     """
 
     positions: Positions
@@ -104,6 +105,7 @@ class IndexMetadata(NamedTuple):
     mark: Mark | None = None
     tail: Tail | None = None
     unknown_ms: int = 0
+    gone: tuple[int, int] | None = None
     token: str = ""
 
 

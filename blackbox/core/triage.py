@@ -264,12 +264,3 @@ class Triage:
         """The records of these requests as their callers wrote them, as far as Kafka has them."""
         found = self.journal.records(offsets)
         return {offset: original_if_carried(record) for offset, record in found.items()}
-
-
-RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
-
-
-def as_record(offset: int, entry: Entry) -> Record:
-    """The record itself, or what is left of a request whose record is gone from Kafka."""
-    headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
-    return Record(offset, entry.due_ms, entry.key, entry.message, headers)

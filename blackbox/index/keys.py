@@ -57,6 +57,7 @@ class Keys:
                    because receipts were removed
     gap         -- [from, up to, an offset as in the field `told`]: requests that retention removed
                    before they were read
+    gone        -- [from, up to]: requests that retention removed, until an opening has reported them
     tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read
     doubtful    -- [[offset, outcome, topic/partition, offset there, topic id], …]: requests in doubt
     mark        -- [requests, receipts, pairs]: the last low-water mark

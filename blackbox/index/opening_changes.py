@@ -14,7 +14,7 @@ from blackbox.index.connection import pack
 from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
-from blackbox.index.stored_fields import FORMAT, claims_of, positions_of
+from blackbox.index.stored_fields import FORMAT, claims_of, positions_of, stretch_of
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 
@@ -29,7 +29,7 @@ class OpeningChanges(Lookups):
         """
         names = (
             b"token", b"cluster_id", b"topic_id", b"receipts_id", b"group",
-            b"rebuild", b"mark", b"tail", b"unknown", b"doubtful", *self._expected,
+            b"rebuild", b"mark", b"tail", b"unknown", b"gone", b"doubtful", *self._expected,
         )  # fmt: skip
         look = [*self._read_positions(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
@@ -40,7 +40,7 @@ class OpeningChanges(Lookups):
                 return None
             self.positions = found
         expected = state[-len(self._expected) :]
-        token, *bound, rebuild, mark, tail, unknown, doubtful = state[2 : -len(expected)]
+        token, *bound, rebuild, mark, tail, unknown, gone, doubtful = state[2 : -len(expected)]
         self.doubtful = claims_of(doubtful)
         return IndexMetadata(
             found,
@@ -50,6 +50,7 @@ class OpeningChanges(Lookups):
             mark=None if mark is None else Mark(*orjson.loads(mark)),
             tail=None if tail is None else Tail(*orjson.loads(tail)),
             unknown_ms=int(unknown or 0),
+            gone=stretch_of(gone),
             token=(token or b"").decode(),
         )
 
@@ -62,14 +63,16 @@ class OpeningChanges(Lookups):
         verdicts_below: int = 0,
         judged: int = 0,
         unknown_ms: int = 0,
+        gone: tuple[int, int] | None = None,
         is_rebuild: bool = False,
     ) -> None:
         """Remove the entries in steps, then empty the rest and write the first positions in one MULTI.
 
         Conditional records below `verdicts_below` counted, unless they are `ignored`. Callers'
         rules do not judge requests below `judged` again. Requests that were due before `unknown_ms`
-        may have an outcome that is in no receipt. With `is_rebuild` no other process stores until
-        `finish`. Raises PositionsMoved when the positions are not those that `load` found.
+        may have an outcome that is in no receipt. `gone` is as in `lost_before`. With `is_rebuild` no
+        other process stores until `finish`. Raises PositionsMoved when the positions are not those
+        that `load` found.
         """
         with self._lock:
             self._drop_payloads()
@@ -84,6 +87,8 @@ class OpeningChanges(Lookups):
                 about += (b"mark", orjson.dumps(tuple(mark)))
             if unknown_ms:
                 about += (b"unknown", unknown_ms)
+            if gone is not None:
+                about += (b"gone", orjson.dumps(gone))
             callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
             first = [
                 self._empty(callers),
@@ -188,15 +193,24 @@ class OpeningChanges(Lookups):
             change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
             self._run_multi_while_opening([pack(*change)])
 
-    def lost_before(self, first: int, verdicts_below: int) -> None:
+    def lost_before(self, first: int, verdicts_below: int, gone: tuple[int, int]) -> None:
         """Record that retention removed the requests from the position to `first` before they were read.
 
         Conditional records below `verdicts_below` that name one of these are assumed to have counted.
+        `gone` are all removed requests that no opening has reported yet, [from, up to].
         """
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
             gap = orjson.dumps((start, first, verdicts_below))
-            self._run_multi_while_opening([pack("HSET", self._keys.state, "gap", gap)])
+            about = (b"gap", gap, b"gone", orjson.dumps(gone))
+            self._run_multi_while_opening([pack("HSET", self._keys.state, *about)])
+
+    def forget_gone(self) -> None:
+        """Record that the removed requests are reported."""
+        with self._lock:
+            self._watch_positions(self._keys.state)
+            forget = pack("HDEL", self._keys.state, b"gone")
+            self._run_multi_while_opening([forget], even_if_full=True)
 
     def _forget_from(self, first: int, tail: Tail | None) -> list[bytes]:
         """Commands that remove what is said of requests at or above this offset, apart from entries."""

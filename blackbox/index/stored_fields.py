@@ -42,6 +42,14 @@ def claims_of(stored: bytes | None) -> dict[int, Claim]:
     return {one[0]: Claim(*one) for one in orjson.loads(stored or b"[]")}
 
 
+def stretch_of(stored: bytes | None) -> tuple[int, int] | None:
+    """The first offset of a stretch, and the one behind it."""
+    if stored is None:
+        return None
+    first, end = orjson.loads(stored)
+    return first, end
+
+
 def in_flight(named: Sequence[bytes] | Mapping[bytes, bytes]) -> Iterator[bytes]:
     """The members that owners marked as in flight, from the whole key, flat or as a mapping."""
     every = named.values() if isinstance(named, Mapping) else named[1::2]

@@ -11,10 +11,9 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from blackbox.core.due_batch import is_record
+from blackbox.core.letter_record import RECORD_GONE, as_record
 from blackbox.core.lost_payload import payload_lost
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.triage import RECORD_GONE, as_record
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import as_entry
 from blackbox.journal.shard_writer import ShardWriter
@@ -31,7 +30,7 @@ from blackbox.records.errors import (
 )
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, rewritten_request
 from blackbox.records.receipt import Places, Receipt
-from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Record, Shard
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Shard
 
 AT_ONCE = 1000
 
@@ -239,10 +238,7 @@ class Leftovers:
     def _letter(self, asked: Outgoing, entry: Entry, why: Refusal) -> Outgoing:
         """The dead letter of a request, in a form that can be replayed, unless it was an invalid record."""
         self._check_letters()
-        headers = [(name, v.encode() if isinstance(v, str) else v) for name, v in entry.headers]
-        record = Record(asked.offset, entry.due_ms, asked.key, asked.value, headers)
-        if is_record(entry):
-            record = as_record(asked.offset, entry)
+        record = as_record(self._shard, asked.offset, entry)
         if entry.left_bytes:
             why = why[0], f"{why[1]}; {RECORD_GONE}"
         forms = list(dead_letters(self._shard, self.dead_letter_topic, record, *why))

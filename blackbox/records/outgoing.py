@@ -15,6 +15,11 @@ FORMS = 3
 
 LETTER_HEADERS = ("blackbox-reason", "blackbox-detail", "blackbox-source")
 
+MESSAGE_ONLY = (
+    "the record of the request is no longer in Kafka: this dead letter has its message instead"
+)
+"""The start of the detail of a dead letter that cannot be replayed."""
+
 Refusal = tuple[str, str]
 """Why a record cannot be written: the reason word and the detail."""
 

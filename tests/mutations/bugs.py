@@ -2211,4 +2211,40 @@ BUGS = (
         (),
         ("tests/unit/test_dispatch.py",),
     ),
+    Bug(
+        "gone-is-not-kept",
+        "If the first opening after a removal by retention fails, the removed requests are never reported.",
+        (
+            Change(
+                "core/index_preparation.py",
+                "positions, gone = kept.positions, kept.gone",
+                "positions, gone = kept.positions, None",
+            ),
+            Change(
+                "core/index_preparation.py",
+                "StartingPoint(at, True, kept.gone, ",
+                "StartingPoint(at, True, None, ",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_recovery.py::test_requests_that_retention_removed_are_reported_if_the_first_opening_failed",
+            "tests/unit/test_rebuild.py::test_an_interrupted_rebuild_reports_requests_that_retention_removed",
+        ),
+    ),
+    Bug(
+        "a-letter-of-the-message",
+        "If Kafka has removed the record of a request, its dead letter has the message as if that were the request.",
+        (
+            Change(
+                "core/letter_record.py",
+                "    if is_record(entry):\n",
+                "    if entry:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record",
+        ),
+    ),
 )

@@ -13,6 +13,7 @@ from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.core.plan import Positions
 from blackbox.formats import Options, make_format
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
+from blackbox.records.outgoing import MESSAGE_ONLY
 from blackbox.records.request import Shard, request_id
 
 SHARD = Shard("TB", 3)
@@ -44,12 +45,12 @@ class FakeLookup:
     def offset_of(self, shard: Shard, caller_id: str) -> int | None:
         return self.holders.get(caller_id)
 
-    def add(self, offset: int, value: bytes) -> str:
+    def add(self, offset: int, value: bytes, detail: str = "") -> str:
         """Add the open letter of the request at this offset; returns the letter's place."""
         place = f"letters/0@{len(self.letters)}"
         source, size = SHARD.source(offset), len(value)
         self.letters.append(
-            DeadLetter(place, 0, "unknown-topic", "", source, "shop", None, value, [], size)
+            DeadLetter(place, 0, "unknown-topic", detail, source, "shop", None, value, [], size)
         )
         return place
 
@@ -61,7 +62,9 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
     class FakeTopic:
         def __init__(self, *_: Any) -> None: ...
 
-        def newest(self, take: Callable[[DeadLetter], DeadLetter | None], keep: Any) -> Any:
+        def newest(
+            self, take: Callable[[DeadLetter], DeadLetter | None], limit: Any = None, *, keep: Any
+        ) -> Any:
             return [keep(letter) for letter in made.letters if take(letter)]
 
         def close_letters(
@@ -138,3 +141,16 @@ def test_a_letter_whose_outcome_is_not_settled_yet_can_be_replayed(lookup: FakeL
     lookup.holders["r"] = 4
 
     assert closed(lookup, place).done == [place]
+
+
+def test_a_letter_that_has_a_message_instead_of_a_request_is_not_replayed(
+    lookup: FakeLookup,
+) -> None:
+    place = lookup.add(4, asked("v1"), f"{MESSAGE_ONLY}; it does not exist")
+
+    [shown] = DeadLetters(lookup, "letters").newest(None, True, None, 100)  # type: ignore[arg-type]
+    assert shown.target is None
+    assert closed(lookup, place) == ClosedLetters(
+        [], {place: f"{MESSAGE_ONLY}; have its caller send it again"}
+    )
+    assert closed(lookup, place, replay=False).done == [place]

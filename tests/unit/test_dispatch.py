@@ -25,11 +25,12 @@ from blackbox.core.due_batch import (
 )  # fmt: skip
 from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
+from blackbox.core.letter_record import RECORD_GONE
 from blackbox.core.parking import band_at, band_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
 from blackbox.core.rate_limit import next_turn_ms
 from blackbox.core.settlement import Settlement
-from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
+from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, Triage
 from blackbox.formats import Options, make_format
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
@@ -46,7 +47,7 @@ from blackbox.records.errors import (
     Refused,
     TooEarly,
 )
-from blackbox.records.outgoing import Outgoing, Refusal, deliveries
+from blackbox.records.outgoing import MESSAGE_ONLY, Outgoing, Refusal, deliveries
 from blackbox.records.receipt import (
     Claim,
     Receipt,
@@ -55,7 +56,7 @@ from blackbox.records.receipt import (
     topic_bytes,
 )
 from blackbox.records.recurrence import ENDS_TOO_LARGE
-from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, request_id
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
 from blackbox.rules.target_rates import TargetRates
@@ -110,7 +111,7 @@ Pend = Callable[..., None]
 
 
 def to(target: str = "orders", due_ms: int = NOW_MS, **more: Any) -> Entry:
-    return Entry(target, b"hello", due_ms, **more)
+    return Entry(target, more.pop("message", b"hello"), due_ms, **more)
 
 
 def invalid() -> Entry:
@@ -1651,6 +1652,45 @@ def test_a_dead_letter_says_if_its_record_is_gone(
     dispatch.tick(NOW_MS)
 
     assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
+
+
+def test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record(
+    make: Make, pend: Pend, writer: FakeWriter, journal: FakeJournal, targets: FakeTargets
+) -> None:
+    asks_for_another = b'{"topic": "bills", "message": "x", "countdown": 0}'
+    sent = to(
+        message=asks_for_another, key=b"\xff", caller_id="a", caller="shop", expires_ms=NOW_MS + 5000,
+        headers=[("CALLER_SERVICE", "shop"), ("trace", b"\xff")],
+    )  # fmt: skip
+    pend(sent)
+    journal.request_records[0] = None
+    targets.refusals["orders"] = UNKNOWN
+
+    make(retries=0, follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
+
+    found = letter(writer, 0)
+    headers: Any = found.headers[:-3]
+    assert told(found)[0] == Reason.UNKNOWN_TOPIC
+    assert COUNTDOWN.parse(Record(1, NOW_MS, found.key, found.value, headers), NOW_MS) == Request(
+        "orders", asks_for_another, NOW_MS, b"\xff", headers, "shop", "a", NOW_MS + 5000
+    )
+    assert headers == [("CALLER_SERVICE", b"shop"), ("trace", b"\xff")]
+
+
+def test_a_dead_letter_of_another_format_says_that_it_has_the_message_only(
+    make: Make, pend: Pend, writer: FakeWriter, journal: FakeJournal, targets: FakeTargets
+) -> None:
+    pend(to(key=b"k", caller_id="a"))
+    journal.request_records[0] = None
+    targets.refusals["orders"] = UNKNOWN
+
+    make(retries=0, follow_ups=FollowUps(SHARD, SCHEDULES, Log())).tick(NOW_MS)
+
+    found = letter(writer, 0)
+    assert (found.key, found.value) == (b"k", b"hello")
+    reason, detail = told(found)
+    assert reason == Reason.UNKNOWN_TOPIC
+    assert detail == f"{MESSAGE_ONLY}; {UNKNOWN[1]}, tried 1 times"
 
 
 def test_large_records_are_read_before_the_transaction_up_to_a_limit(

@@ -472,6 +472,40 @@ def test_an_interrupted_rebuild_keeps_unknown_outcomes(
     assert reasons(client) == dict.fromkeys([0, 1, 2], "outcome-unknown")
 
 
+def test_an_interrupted_rebuild_reports_requests_that_retention_removed(
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    others_index: ShardIndex, client: Any,
+) -> None:  # fmt: skip
+    write_records(*(request() for _ in range(6)))
+    journal.append(delivered(4))
+    journal.append(mark(2, 0))
+    journal.first_request = 3
+    writer.before["commit"] = JournalLost("no answer")
+    with pytest.raises(JournalLost):
+        make().open()
+
+    assert counts(make(others_index).open()) == (1, 0, 1)
+    assert list(barriers(journal)[0].gone or []) == [2, 3]
+    assert held(client).offsets() == [3, 5]
+    assert make().open().gone == 0
+
+
+def test_requests_that_retention_removed_are_reported_if_redis_then_loses_a_key(
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    empty_index: ShardIndex, others_index: ShardIndex, client: Any,
+) -> None:  # fmt: skip
+    write_records(*(request() for _ in range(10)))
+    journal.first_request = 7
+    empty_index.begin(Positions(4, 0))
+    writer.before["commit"] = JournalLost("no answer")
+    with pytest.raises(JournalLost):
+        make().open()
+    client.delete(PREFIX + "due")
+
+    assert make(others_index).open().gone == 3
+    assert list(barriers(journal)[0].gone or []) == [4, 7]
+
+
 def test_an_interrupted_rebuild_starts_over_if_its_journals_were_trimmed(
     make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
     others_index: ShardIndex, client: Any,

@@ -388,6 +388,59 @@ def test_requests_that_retention_removed_are_named_in_the_barrier(
     assert "retention removed requests 4 to 6 before they were read" in caplog.text
 
 
+@pytest.mark.parametrize("step", ["begin", "commit"])
+def test_requests_that_retention_removed_are_reported_if_the_first_opening_failed(
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    empty_index: ShardIndex, others_index: ShardIndex, step: str,
+) -> None:  # fmt: skip
+    write_records(*(request() for _ in range(10)))
+    journal.first_request = 7
+    empty_index.begin(Positions(4, 0))
+    writer.before[step] = JournalLost("no answer")
+    with pytest.raises(JournalLost):
+        make().open()
+
+    assert make(others_index).open().gone == 3
+    assert list(barriers(journal)[-1].gone or []) == [4, 7]
+    assert make().open().gone == 0
+    assert barriers(journal)[-1].gone is None
+
+
+def test_requests_that_retention_removed_are_counted_by_the_opening_that_succeeds(
+    make: Make, write_records: Written, journal: FakeJournal, empty_index: ShardIndex,
+    others_index: ShardIndex, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def no_answer(*_: int) -> None:
+        raise JournalLost("no answer")
+
+    write_records(*(request() for _ in range(10)))
+    journal.first_request = 7
+    empty_index.begin(Positions(4, 0))
+    with monkeypatch.context() as broken:
+        broken.setattr(journal, "requests", no_answer)
+        with pytest.raises(JournalLost):
+            make().open()
+
+    assert make(others_index).open().gone == 3
+    assert make().open().gone == 0
+
+
+def test_requests_that_retention_removed_are_reported_together_with_earlier_ones(
+    make: Make, write_records: Written, journal: FakeJournal, writer: FakeWriter,
+    empty_index: ShardIndex, others_index: ShardIndex,
+) -> None:  # fmt: skip
+    write_records(*(request() for _ in range(10)))
+    journal.first_request = 7
+    empty_index.begin(Positions(4, 0))
+    writer.before["commit"] = JournalLost("no answer")
+    with pytest.raises(JournalLost):
+        make().open()
+    journal.first_request = 9
+
+    assert make(others_index).open().gone == 5
+    assert list(barriers(journal)[0].gone or []) == [4, 9]
+
+
 def test_a_rebuild_starts_where_the_journals_start(
     recovery: Recovery, write_records: Written, journal: FakeJournal, client: Any
 ) -> None:
