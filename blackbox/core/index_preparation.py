@@ -186,7 +186,7 @@ class IndexPreparation:
                 logger.error(
                     "%s: retention removed requests %d to %d while some of them were pending; "
                     "these are lost; set retention.ms=-1 on %s",
-                    self.shard, mark.requests, requests.start, self.shard.topic,
+                    self.shard, mark.requests, requests.start - 1, self.shard.topic,
                 )  # fmt: skip
         self.index.begin(
             positions, binding=binding, mark=mark, verdicts_below=verdicts_below, judged=judged, unknown_ms=unknown_ms,

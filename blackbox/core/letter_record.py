@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from blackbox.core.due_batch import is_record
 from blackbox.formats import Format
-from blackbox.formats.countdown import Countdown
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import MESSAGE_ONLY, rewritten_request
 from blackbox.records.request import Record, Shard
@@ -20,7 +19,7 @@ def stand_in(shard: Shard, offset: int, entry: Entry, format: Format) -> tuple[R
     detail = entry.detail or ""
     if entry.left_bytes:
         detail = f"{detail}; {RECORD_GONE}"
-    elif not is_record(entry) and not isinstance(format, Countdown):
+    elif not is_record(entry) and not format.is_written_by_blackbox:
         return _record(offset, entry, entry.key, entry.message), f"{MESSAGE_ONLY}; {detail}"
     return as_record(shard, offset, entry), detail
 

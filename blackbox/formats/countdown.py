@@ -55,6 +55,8 @@ _QUOTES_OF_USUAL = {_CANCEL_FIELDS: 6, _PLAIN_FIELDS: 10, _NAMED_FIELDS: 14}
 class Countdown(Format):
     """Reads `{"topic": …, "message": …, "countdown": seconds}`."""
 
+    is_written_by_blackbox = True
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._may_recur = options.may_recur

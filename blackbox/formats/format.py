@@ -12,6 +12,7 @@ from functools import cached_property
 from math import ceil
 from pathlib import Path
 from traceback import walk_tb
+from typing import ClassVar
 
 import orjson
 
@@ -72,6 +73,9 @@ class Options:
 
 class Format(ABC):
     """One format. What cannot be understood becomes an Invalid, which says why."""
+
+    is_written_by_blackbox: ClassVar[bool] = False
+    """Whether blackbox can write a request again in this format, from what its index holds."""
 
     def __init__(self, options: Options) -> None:
         self._max_countdown_s = options.max_countdown_s
