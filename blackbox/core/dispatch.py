@@ -81,10 +81,11 @@ class Dispatch:
         self.done = did
         if pace := self.triage.pace:
             park_over_rate(batch, pace, self.cluster, self.index.parked(), now_ms)
-        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))
+        contended = self.triage.follow_ups.contended(batch.entries(), now_ms)
+        later = [batch.take_out(some) for some in contended if some]
         if batch:
             # no read-ahead while a parked backlog comes out: it is apart from what is due
-            is_whole = not batch.alone and not last
+            is_whole = not batch.alone and not later
             reads_ahead = did.is_full and is_whole and not self._has_released
             reads_ahead = reads_ahead and not self._release(now_ms) and not self._has_skipped
             self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
@@ -95,8 +96,8 @@ class Dispatch:
             one = {offset: entry}
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
-        if last:
-            self._deliver(last, did, now_ms)
+        for part in later:
+            self._deliver(part, did, now_ms)
         if pace and not pace.limited().keys().isdisjoint(self.index.parked().values()):
             turn_ms = next_turn_ms(self.shard, now_ms)
             did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
@@ -185,7 +186,7 @@ class Dispatch:
             self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
         if overtaken:
-            self._leave_to_intake(overtaken, delivery, batch, did, now_ms)
+            self._send_without(overtaken, delivery, batch, did, now_ms)
         else:
             self._commit_and_remove(delivery, failed, batch, did, now_ms)
 
@@ -244,7 +245,7 @@ class Dispatch:
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
-    def _leave_to_intake(
+    def _send_without(
         self,
         overtaken: Mapping[int, Refusal],
         delivery: DeliveryTransaction,
@@ -252,14 +253,16 @@ class Dispatch:
         did: Dispatched,
         now_ms: int,
     ) -> None:
-        """Postpone the requests that a later record ends; the next tick sends the others, at once."""
+        """Postpone the requests that a later record ends, and send the others at once."""
         # the shard stays open: opened again for each such record, it would deliver nothing else
         sent = delivery.ready | delivery.dead
         self._next = None
         self.index.mark_in_flight((), self._removed)
-        did.is_full |= overtaken.keys() != sent.keys()
         changes = self.triage.postpone(sent, overtaken, self.index.parked(), now_ms, ())
         self._defer(batch.deferred | changes, did, now_ms)
+        # without what has come due since: new ids could be overtaken each time
+        for part in self.triage.follow_ups.parts(sent, overtaken):
+            self._deliver(batch.take_out(part), did, now_ms)
 
     def _mark_in_flight(self, batch: DueBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""

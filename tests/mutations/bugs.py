@@ -768,13 +768,48 @@ BUGS = (
         "A request whose id was overtaken is sent with the others again, and takes them back again.",
         (
             Change(
-                "core/dispatch.py",
-                "        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))\n",
-                "        last = DueBatch()\n",
+                "core/follow_ups.py",
+                "            if self._contended.get(hash(entry.caller_id), 0) > now_ms:\n",
+                "            if False:\n",
             ),
         ),
         (),
-        ("tests/unit/test_dispatch.py",),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_an_id_that_was_overtaken_does_not_abort_the_others_again",
+        ),
+    ),
+    Bug(
+        "busy-ids-hold-up-others",
+        "After an id was overtaken, the others wait for the next check, in which the next id is overtaken.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        for part in self.triage.follow_ups.parts(sent, overtaken):\n",
+                "        did.is_full = True\n        for part in ():\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_ids_that_are_each_written_again_hold_up_no_other_request",
+        ),
+    ),
+    Bug(
+        "busy-ids-abort-whole-batches",
+        "The others are sent again together. While ids are written again in each transaction, none is delivered.",
+        (
+            Change(
+                "core/follow_ups.py",
+                "        half = (len(others) + 1) // 2\n",
+                "        half = len(others)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delivered",
+        ),
     ),
     Bug(
         "a-busy-id-is-read-ahead",
@@ -782,7 +817,7 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            is_whole = not batch.alone and not last\n",
+                "            is_whole = not batch.alone and not later\n",
                 "            is_whole = not batch.alone\n",
             ),
         ),
