@@ -70,8 +70,8 @@ class Dispatch:
         """
         self.done = Dispatched()
         self._known = self.index.positions.requests
-        if self.index.removed != self._removed:
-            self._next = None  # something in it may have been cancelled or replaced since
+        if self._next and self.index.gone(self._next[1].offsets(), self._removed):
+            self._next = None  # something in it was cancelled or replaced since
         did, batch = self._next or self._read(now_ms)  # D1
         self._next = None
         if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:
@@ -122,11 +122,13 @@ class Dispatch:
     def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch] | None:
         """Read the batch after one that is still being delivered; None: that must be delivered first."""
         in_flight = before.ready.keys() | before.dead.keys()
+        removed = self.index.removed  # before the read, as in `_read`
         due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
-        if self.index.removed != self._removed:
-            # Some of what is in flight may have been cancelled or replaced since it was read. Then as
-            # many others were skipped in its place, and would be delivered after later ones.
+        if self.index.gone(before.offsets(), self._removed):
+            # Some of what is passed over was cancelled or replaced since it was read. As many others
+            # were skipped in its place, and would be delivered after later ones.
             return None
+        self._removed = removed
         # What is in flight is skipped by rank. Reading some of it again means that as many others
         # were skipped, which came in later and were due earlier: the next read begins with them.
         self._has_skipped = due.left_out > 0
@@ -269,10 +271,9 @@ class Dispatch:
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
-        if batch:
-            return True
-        self.index.mark_in_flight((), self._removed)
-        return False
+        if not batch:
+            self.index.mark_in_flight((), self._removed)
+        return bool(batch)
 
     def _postpone(
         self,

@@ -1084,14 +1084,31 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            # many others were skipped in its place, and would be delivered after later ones.\n"
-                "            return None\n",
-                "            # many others were skipped in its place, and would be delivered after later ones.\n"
-                "            self._removed = self.index.removed\n",
+                "        if self.index.gone(before.offsets(), self._removed):\n",
+                "        if False:\n",
             ),
         ),
         (),
-        ("tests/unit/test_dispatch.py",),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it",
+        ),
+    ),
+    Bug(
+        "read-ahead-twice",
+        "Under load, each batch that dispatch of the Spark engine has read ahead is read a second time.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        if self._next and self.index.gone(self._next[1].offsets(), self._removed):\n",
+                "        if self.index.removed != self._removed:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_each_payload_is_read_once_while_another_process_stores_requests",
+        ),
     ),
     Bug(
         "quotas-of-the-earlier-topic",

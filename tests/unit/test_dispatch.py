@@ -26,7 +26,7 @@ from blackbox.core.due_batch import (
 from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import band_at, band_of
-from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
+from blackbox.core.plan import Batch, Bounds, Carried, Cold, DueEntries, Positions
 from blackbox.core.rate_limit import next_turn_ms
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
@@ -2008,6 +2008,35 @@ def test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it(
         dispatch.tick(NOW_MS)
 
     assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
+
+
+def test_each_payload_is_read_once_while_another_process_stores_requests(
+    make: Make, pend: Pend, writer: FakeWriter, index: ShardIndex, others_index: ShardIndex,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    dispatch = make(batch_limit=2)
+    pend(*(to() for _ in range(6)))
+    others_index.load()
+    read: list[int] = []
+    due, begin, offsets = index.due, writer.begin, numbers(6)
+
+    def due_entries(*asked: Any, **more: Any) -> DueEntries:
+        found = due(*asked, **more)
+        read.extend(offset for offset, _ in found.entries)
+        return found
+
+    def begin_and_store() -> None:
+        begin()
+        stored = next(offsets)
+        store(others_index, stored, stored + 1, {stored: to(due_ms=NOW_MS + 60_000)})
+
+    monkeypatch.setattr(index, "due", due_entries)
+    monkeypatch.setattr(writer, "begin", begin_and_store)
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
+    assert read == [0, 1, 2, 3, 4, 5]
 
 
 def test_in_a_backlog_a_new_request_with_an_earlier_due_time_waits_for_two_batches(
