@@ -1116,12 +1116,28 @@ BUGS = (
         (
             Change(
                 "rules/admission.py",
-                "            if counted is None or counted.topic_id != topic_id:\n",
-                "            if counted is None:\n",
+                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
+                "        return first >= self.end or self.tail == tail\n",
             ),
         ),
         (),
         ("tests/unit/test_admission.py",),
+    ),
+    Bug(
+        "quotas-of-a-lost-end",
+        "The service does not notice, when it counts quotas, that other requests took the offsets of lost ones.",
+        (
+            Change(
+                "rules/admission.py",
+                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
+                "        return self.topic_id == topic_id\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rules.py"
+            "::test_quotas_apply_to_requests_that_took_the_offsets_of_lost_ones",
+        ),
     ),
     Bug(
         "replay-replaces",
