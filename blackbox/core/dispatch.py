@@ -70,8 +70,8 @@ class Dispatch:
         """
         self.done = Dispatched()
         self._known = self.index.positions.requests
-        if self.index.removed != self._removed:
-            self._next = None  # something in it may have been cancelled or replaced since
+        if self._next and self.index.gone(self._next[1].offsets(), self._removed):
+            self._next = None  # something in it was cancelled or replaced since
         did, batch = self._next or self._read(now_ms)  # D1
         self._next = None
         if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:
@@ -81,10 +81,11 @@ class Dispatch:
         self.done = did
         if pace := self.triage.pace:
             park_over_rate(batch, pace, self.cluster, self.index.parked(), now_ms)
-        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))
+        contended = self.triage.follow_ups.contended(batch.entries(), now_ms)
+        later = [batch.take_out(some) for some in contended if some]
         if batch:
             # no read-ahead while a parked backlog comes out: it is apart from what is due
-            is_whole = not batch.alone and not last
+            is_whole = not batch.alone and not later
             reads_ahead = did.is_full and is_whole and not self._has_released
             reads_ahead = reads_ahead and not self._release(now_ms) and not self._has_skipped
             self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
@@ -95,8 +96,8 @@ class Dispatch:
             one = {offset: entry}
             only = DueBatch(ready=one) if entry.reason is None else DueBatch(dead=one)
             self._deliver(only, did, now_ms)
-        if last:
-            self._deliver(last, did, now_ms)
+        for part in later:
+            self._deliver(part, did, now_ms)
         if pace and not pace.limited().keys().isdisjoint(self.index.parked().values()):
             turn_ms = next_turn_ms(self.shard, now_ms)
             did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
@@ -121,11 +122,13 @@ class Dispatch:
     def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch] | None:
         """Read the batch after one that is still being delivered; None: that must be delivered first."""
         in_flight = before.ready.keys() | before.dead.keys()
+        removed = self.index.removed  # before the read, as in `_read`
         due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
-        if self.index.removed != self._removed:
-            # Some of what is in flight may have been cancelled or replaced since it was read. Then as
-            # many others were skipped in its place, and would be delivered after later ones.
+        if self.index.gone(before.offsets(), self._removed):
+            # Some of what is passed over was cancelled or replaced since it was read. As many others
+            # were skipped in its place, and would be delivered after later ones.
             return None
+        self._removed = removed
         # What is in flight is skipped by rank. Reading some of it again means that as many others
         # were skipped, which came in later and were due earlier: the next read begins with them.
         self._has_skipped = due.left_out > 0
@@ -185,7 +188,7 @@ class Dispatch:
             self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
             raise
         if overtaken:
-            self._leave_to_intake(overtaken, delivery, batch, did, now_ms)
+            self._send_without(overtaken, delivery, batch, did, now_ms)
         else:
             self._commit_and_remove(delivery, failed, batch, did, now_ms)
 
@@ -244,7 +247,7 @@ class Dispatch:
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
-    def _leave_to_intake(
+    def _send_without(
         self,
         overtaken: Mapping[int, Refusal],
         delivery: DeliveryTransaction,
@@ -252,24 +255,25 @@ class Dispatch:
         did: Dispatched,
         now_ms: int,
     ) -> None:
-        """Postpone the requests that a later record ends; the next tick sends the others, at once."""
+        """Postpone the requests that a later record ends, and send the others at once."""
         # the shard stays open: opened again for each such record, it would deliver nothing else
         sent = delivery.ready | delivery.dead
         self._next = None
         self.index.mark_in_flight((), self._removed)
-        did.is_full |= overtaken.keys() != sent.keys()
         changes = self.triage.postpone(sent, overtaken, self.index.parked(), now_ms, ())
         self._defer(batch.deferred | changes, did, now_ms)
+        # without what has come due since: new ids could be overtaken each time
+        for part in self.triage.follow_ups.parts(sent, overtaken):
+            self._deliver(batch.take_out(part), did, now_ms)
 
     def _mark_in_flight(self, batch: DueBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
         for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
-        if batch:
-            return True
-        self.index.mark_in_flight((), self._removed)
-        return False
+        if not batch:
+            self.index.mark_in_flight((), self._removed)
+        return bool(batch)
 
     def _postpone(
         self,

@@ -44,6 +44,9 @@ class DueBatch:
         yield from self.ready.items()
         yield from self.dead.items()
 
+    def offsets(self) -> list[int]:
+        return [*self.ready, *self.alone, *self.dead, *self.deferred]
+
     def take_out(self, offsets: Iterable[int]) -> DueBatch:
         """Take these requests out, as a batch of their own."""
         taken = DueBatch()

@@ -7,7 +7,8 @@ All but the copy go to the request topic, where callers write as well. A tombsto
 schedule of the same id would end the newer one. The next request of a recurring one that is being
 cancelled would bring it back. So before a batch is committed, the records between those that intake
 has stored and these follow-ups are read. If one of the batch was replaced or cancelled there, the
-transaction is aborted. That request waits for intake; the others are sent again without it.
+transaction is aborted. That request waits for intake; the others are sent again without it, in parts:
+those without follow-ups, which cannot be overtaken, then two halves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -41,7 +42,7 @@ logger = logging.getLogger("blackbox.core.follow_ups")
 # Records of others that are read inside a transaction: they take well under a second of its time.
 MOST_INSIDE = 4000
 
-# How long an id that was overtaken goes after the others, and of how many ids this is known.
+# After an id was overtaken: how long it goes after the others, and of how many ids this is known.
 CONTENDED_MS, MOST_CONTENDED = 10_000, 10_000
 
 # Names in a backlog that are kept from one batch to the next: 16 bytes each, 64 MB a shard. Behind
@@ -78,6 +79,7 @@ class FollowUps:
     _newest_beyond: dict[int, int] = field(default_factory=dict)
     _read: int = 0
     _contended: dict[int, int] = field(default_factory=dict)
+    _contended_until_ms: int = 0
 
     def has_some(self, entries: Iterable[Entry]) -> bool:
         """Whether any of these requests has follow-ups."""
@@ -170,8 +172,10 @@ class FollowUps:
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 
-    def note_contended(self, overtaken: Iterable[Entry], now_ms: int) -> None:
-        """Note that these were overtaken: their caller may go on writing their ids."""
+    def note_contended(self, overtaken: Collection[Entry], now_ms: int) -> None:
+        """Note that these were overtaken: their caller may go on writing their ids, or others."""
+        if overtaken:
+            self._contended_until_ms = now_ms + CONTENDED_MS
         known = self._contended
         for name in {hash(entry.caller_id) for entry in overtaken if entry.caller_id is not None}:
             known.pop(name, None)  # so that the earliest comes first
@@ -181,12 +185,31 @@ class FollowUps:
                 break
             del known[name]
 
-    def contended(self, entries: Iterable[tuple[int, Entry]], now_ms: int) -> Iterable[int]:
-        """Those whose id was overtaken lately: with the others, they would hold these up again."""
-        known = self._contended
-        if not known:
-            return ()
-        return [o for o, entry in entries if known.get(hash(entry.caller_id), 0) > now_ms]
+    def contended(
+        self, entries: Iterable[tuple[int, Entry]], now_ms: int
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """If an id was overtaken lately: those to send after the others, which they could hold up.
+
+        First those with follow-ups (not of schedules, which all have some), then those with such an id.
+        """
+        with_follow_ups: list[int] = []
+        known_ids: list[int] = []
+        for offset, entry in entries if now_ms < self._contended_until_ms else ():
+            if self._contended.get(hash(entry.caller_id), 0) > now_ms:
+                known_ids.append(offset)
+            elif entry.recurs is not None:
+                with_follow_ups.append(offset)
+        return with_follow_ups, known_ids
+
+    def parts(
+        self, sent: Mapping[int, Entry], overtaken: Container[int]
+    ) -> Iterator[Sequence[int]]:
+        """What was sent without those that were overtaken, in the parts in which it is sent again."""
+        left = [offset for offset in sent if offset not in overtaken]
+        safe = [offset for offset in left if not self.topics(sent[offset])]
+        others = [offset for offset in left if self.topics(sent[offset])]
+        half = (len(others) + 1) // 2
+        yield from filter(None, (safe, others[:half], others[half:]))
 
     def _look_for(self, ended: Mapping[int, Entry]) -> None:
         """Of what lies behind what is remembered, only these are looked for."""

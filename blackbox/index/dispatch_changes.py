@@ -118,11 +118,20 @@ class DispatchChanges(PostponingChanges):
             if name not in ended and (offset := int(name, 16)) not in passing_over
         ]
 
-    def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
-        """Mark these requests as in flight; return those that are not pending any more.
+    def gone(self, offsets: Sequence[int], removed: int) -> set[int]:
+        """Those of these requests that are not pending any more.
 
-        Those are not to be delivered. `removed` is the value of that attribute when the requests
-        were read. From here until they are settled, a cancel is too late.
+        `removed` is the value of that attribute when the requests were read.
+        """
+        with self._lock:
+            if self.removed == removed:
+                return set()
+            return set(offsets) - self._scores(self._keys.due, offsets).keys()
+
+    def mark_in_flight(self, offsets: Sequence[int], removed: int) -> set[int]:
+        """Mark these requests as in flight; return those that are not pending any more, as `gone`.
+
+        Those are not to be delivered. From here until they are settled, a cancel is too late.
         """
         names = [member(offset) for offset in offsets]
         key = self._keys.in_flight
@@ -138,10 +147,7 @@ class DispatchChanges(PostponingChanges):
                 raise
             except IndexFull:
                 self._write_even_if_full(command)
-            if self.removed == removed or not names:
-                return set()
-            scores = self._session.ask("ZMSCORE", self._keys.due, *names)
-        return {o for o, score in zip(offsets, scores, strict=True) if score is None}
+            return self.gone(offsets, removed)
 
     def settle(self, done: Settlement) -> None:
         """Remove what has ended and set the position `receipts`, in one MULTI.

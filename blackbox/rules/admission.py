@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
+from blackbox.core.plan import Tail
 from blackbox.records.errors import IndexLost
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Second, Shard
@@ -24,11 +25,22 @@ logger = logging.getLogger("blackbox.rules")
 
 
 class _Counted(NamedTuple):
-    """Up to where a shard's requests are counted, and the refusals of the last batch."""
+    """Up to where a shard's requests are counted, and the refusals of the last batch.
+
+    `tail` is the last record that the index had read before that batch.
+    """
 
     topic_id: str | None
+    tail: Tail | None
     end: int = 0
     refused: Mapping[int, Refusal] = {}
+
+    def is_of(self, topic_id: str | None, tail: Tail | None, first: int) -> bool:
+        """Whether it says something about requests from `first` on, which are read after `tail`."""
+        # A topic that was created again begins at offset 0. Below the end, a batch that is stored again
+        # comes after the same record. After another one, other requests have taken the offsets, as in a
+        # log that lost its end, or Redis went back and has lost counts too.
+        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)
 
 
 class CallerAdmission:
@@ -54,18 +66,24 @@ class CallerAdmission:
         return BatchRulings(self.rules(), self.over_quota)
 
     def over_quota(
-        self, shard: Shard, end: int, asked: Sequence[QuotaRequest], topic_id: str | None = None
+        self,
+        shard: Shard,
+        end: int,
+        asked: Sequence[QuotaRequest],
+        topic_id: str | None = None,
+        tail: Tail | None = None,
     ) -> dict[int, Refusal]:
         """The refusals of requests below `end` that exceed a quota, by offset.
 
-        `topic_id` is Kafka's id of the request topic. Raises IndexFull when Redis has no room.
+        `topic_id` is Kafka's id of the request topic, `tail` the last record that the index has read
+        before. Raises IndexFull when Redis has no room.
         """
         rules = self.rules()
         with self._lock:
+            first = min((one.record.offset for one in asked), default=end)
             counted = self._counted.get(shard)
-            # a topic that was created again begins at offset 0: those of the earlier one mean nothing
-            if counted is None or counted.topic_id != topic_id:
-                counted = _Counted(topic_id)
+            if counted is None or not counted.is_of(topic_id, tail, first):
+                counted = _Counted(topic_id, tail)
             by_caller: defaultdict[str, list[QuotaRequest]] = defaultdict(list)
             for one in asked:
                 # a batch that is stored again is not counted again
@@ -85,9 +103,8 @@ class CallerAdmission:
                         caller,
                         silent,
                     )
-            first = min((one.record.offset for one in asked), default=end)
             again = {o: why for o, why in counted.refused.items() if o >= first}
-            self._counted[shard] = _Counted(topic_id, max(counted.end, end), again | refused)
+            self._counted[shard] = _Counted(topic_id, tail, max(counted.end, end), again | refused)
             return again | refused
 
     def _too_fast(

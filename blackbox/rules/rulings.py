@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from blackbox.core.interpret import refused_entry
-from blackbox.core.plan import Change, Replacement, View
+from blackbox.core.plan import Change, Replacement, Tail, View
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Invalid, Reason, Record, Request, Shard
 from blackbox.rules.rules import QuotaRequest, Rules
 
-OverQuota = Callable[[Shard, int, Sequence[QuotaRequest], str | None], Mapping[int, Refusal]]
-"""The refusals of a shard's requests below an offset that exceed a quota, by offset; last: the topic's id."""
+OverQuota = Callable[
+    [Shard, int, Sequence[QuotaRequest], str | None, Tail | None], Mapping[int, Refusal]
+]
+"""The refusals of a shard's requests below an offset that exceed a quota, by offset.
+
+Last: the topic's id, and the last record that the index has read before them.
+"""
 
 
 @dataclass(slots=True)
@@ -53,7 +58,7 @@ class BatchRulings:
             for one in self._asked
             if one.record.offset >= view.judged and one.record.offset not in view.skipped
         ]
-        return self.exceeding(shard, end, new, view.topic_id) if new else {}
+        return self.exceeding(shard, end, new, view.topic_id, view.tail) if new else {}
 
     def applied(
         self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int

@@ -768,13 +768,48 @@ BUGS = (
         "A request whose id was overtaken is sent with the others again, and takes them back again.",
         (
             Change(
-                "core/dispatch.py",
-                "        last = batch.take_out(self.triage.follow_ups.contended(batch.entries(), now_ms))\n",
-                "        last = DueBatch()\n",
+                "core/follow_ups.py",
+                "            if self._contended.get(hash(entry.caller_id), 0) > now_ms:\n",
+                "            if False:\n",
             ),
         ),
         (),
-        ("tests/unit/test_dispatch.py",),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_an_id_that_was_overtaken_does_not_abort_the_others_again",
+        ),
+    ),
+    Bug(
+        "busy-ids-hold-up-others",
+        "After an id was overtaken, the others wait for the next check, in which the next id is overtaken.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        for part in self.triage.follow_ups.parts(sent, overtaken):\n",
+                "        did.is_full = True\n        for part in ():\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_ids_that_are_each_written_again_hold_up_no_other_request",
+        ),
+    ),
+    Bug(
+        "busy-ids-abort-whole-batches",
+        "The others are sent again together. While ids are written again in each transaction, none is delivered.",
+        (
+            Change(
+                "core/follow_ups.py",
+                "        half = (len(others) + 1) // 2\n",
+                "        half = len(others)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delivered",
+        ),
     ),
     Bug(
         "a-busy-id-is-read-ahead",
@@ -782,7 +817,7 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            is_whole = not batch.alone and not last\n",
+                "            is_whole = not batch.alone and not later\n",
                 "            is_whole = not batch.alone\n",
             ),
         ),
@@ -1049,14 +1084,31 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            # many others were skipped in its place, and would be delivered after later ones.\n"
-                "            return None\n",
-                "            # many others were skipped in its place, and would be delivered after later ones.\n"
-                "            self._removed = self.index.removed\n",
+                "        if self.index.gone(before.offsets(), self._removed):\n",
+                "        if False:\n",
             ),
         ),
         (),
-        ("tests/unit/test_dispatch.py",),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it",
+        ),
+    ),
+    Bug(
+        "read-ahead-twice",
+        "Under load, each batch that dispatch of the Spark engine has read ahead is read a second time.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        if self._next and self.index.gone(self._next[1].offsets(), self._removed):\n",
+                "        if self.index.removed != self._removed:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_each_payload_is_read_once_while_another_process_stores_requests",
+        ),
     ),
     Bug(
         "quotas-of-the-earlier-topic",
@@ -1064,12 +1116,28 @@ BUGS = (
         (
             Change(
                 "rules/admission.py",
-                "            if counted is None or counted.topic_id != topic_id:\n",
-                "            if counted is None:\n",
+                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
+                "        return first >= self.end or self.tail == tail\n",
             ),
         ),
         (),
         ("tests/unit/test_admission.py",),
+    ),
+    Bug(
+        "quotas-of-a-lost-end",
+        "The service does not notice, when it counts quotas, that other requests took the offsets of lost ones.",
+        (
+            Change(
+                "rules/admission.py",
+                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
+                "        return self.topic_id == topic_id\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rules.py"
+            "::test_quotas_apply_to_requests_that_took_the_offsets_of_lost_ones",
+        ),
     ),
     Bug(
         "replay-replaces",

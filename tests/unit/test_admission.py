@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import redis
 
 from blackbox.core.intake import Intake
-from blackbox.core.plan import Batch, Binding, Positions
+from blackbox.core.plan import Batch, Binding, Positions, Tail
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement
@@ -265,6 +266,32 @@ def test_quotas_apply_to_a_topic_that_was_created_again_while_the_service_runs(
     apart = [NOW_MS - 5000, NOW_MS - 4000, NOW_MS - 3000, NOW_MS - 2000]
     assert refused_of("second", apart) == []
     assert refused_of("third", [NOW_MS] * 3) == [2]
+
+
+def test_quotas_apply_behind_the_end_of_a_log_that_was_rebound_while_the_service_runs(
+    make_intake: Callable[..., Intake], client: redis.Redis
+) -> None:
+    intake = make_intake("[callers.shop]\nrequests_per_second = 2")
+    index, binding = intake.index, Binding("cluster", "topic", "receipts", "blackbox")
+    assert isinstance(index, ShardIndex)
+    index.begin(Positions(0, 0), binding=binding)
+    value = b'{"topic": "orders", "message": "m", "countdown": 3600}'
+    headers: Headers = [("CALLER_SERVICE", b"shop")]
+
+    def take(start: int, *written_ms: int) -> list[int]:
+        records = [Record(n, at, None, value, headers) for n, at in enumerate(written_ms, start)]
+        intake.parse_and_store(Batch(start, start + len(records), records, (3, 3)), NOW_MS)
+        payloads = held(client).payloads
+        return [record.offset for record in records if decode(payloads[record.offset]).reason]
+
+    assert take(0, NOW_MS - 9000) == []
+    assert take(1, *[NOW_MS] * 4) == [3, 4]
+    index.settle(Settlement(dict.fromkeys(range(1, 5)), 0))
+    index.load()
+    index.rebind(Positions(1, 0), binding, tail=Tail(0, NOW_MS - 9000, crc32(value)))
+
+    assert take(1, NOW_MS - 8000, NOW_MS - 7000, NOW_MS - 6000) == []
+    assert take(4, *[NOW_MS - 5000] * 3) == [6]
 
 
 def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.letter_record import RECORD_GONE
 from blackbox.core.parking import band_at, band_of
-from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
+from blackbox.core.plan import Batch, Bounds, Carried, Cold, DueEntries, Positions
 from blackbox.core.rate_limit import next_turn_ms
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, Triage
@@ -2050,6 +2050,35 @@ def test_cancels_during_a_batch_do_not_change_the_order_of_those_behind_it(
     assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
 
 
+def test_each_payload_is_read_once_while_another_process_stores_requests(
+    make: Make, pend: Pend, writer: FakeWriter, index: ShardIndex, others_index: ShardIndex,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    dispatch = make(batch_limit=2)
+    pend(*(to() for _ in range(6)))
+    others_index.load()
+    read: list[int] = []
+    due, begin, offsets = index.due, writer.begin, numbers(6)
+
+    def due_entries(*asked: Any, **more: Any) -> DueEntries:
+        found = due(*asked, **more)
+        read.extend(offset for offset, _ in found.entries)
+        return found
+
+    def begin_and_store() -> None:
+        begin()
+        stored = next(offsets)
+        store(others_index, stored, stored + 1, {stored: to(due_ms=NOW_MS + 60_000)})
+
+    monkeypatch.setattr(index, "due", due_entries)
+    monkeypatch.setattr(writer, "begin", begin_and_store)
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+
+    assert [o.offset for o in writer.committed] == [0, 1, 2, 3, 4, 5]
+    assert read == [0, 1, 2, 3, 4, 5]
+
+
 def test_in_a_backlog_a_new_request_with_an_earlier_due_time_waits_for_two_batches(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
@@ -2359,13 +2388,11 @@ def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
 
     did = dispatch.tick(NOW_MS)
 
-    assert writer.calls[-2:] == ["flush", "abort"]
-    assert (writer.committed, did.retried, did.is_full) == ([], 1, True)
-    assert held(client).due == [(NOW_MS, 1), (NOW_MS + 1000, 0)]
+    assert "abort" in writer.calls
+    assert (did.targets, did.retried) == ({"bills": 1}, 1)
+    assert [outgoing.topic for outgoing in writer.committed] == ["bills"]
+    assert held(client).due == [(NOW_MS + 1000, 0)]
     assert not client.exists(PREFIX + "in-flight")
-
-    assert dispatch.tick(NOW_MS).targets == {"bills": 1}
-    assert writer.sent_to("orders") == []
 
 
 class Rewritten(Log):
@@ -2388,6 +2415,75 @@ def test_an_id_that_is_written_again_and_again_holds_up_no_other_request(
         assert dispatch.tick(NOW_MS).targets == {"bills": 1, "letters": 1}
 
     assert writer.sent_to("orders") == []
+
+
+def cancel_of(caller_id: str, offset: int) -> Record:
+    return Record(offset, NOW_MS, b"", b'{"id": "%s", "cancel": true}' % caller_id.encode(), [])
+
+
+def test_ids_that_are_each_written_again_hold_up_no_other_request(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    writer._ends["TB/3"] = 1000
+    behind = Log(*(cancel_of(f"a{n}", 900 + n) for n in range(3)))
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, behind))
+    for n in range(3):
+        others = to("bills"), to("letters", caller_id="b", recurs="every 60000")
+        pend(RECURS._replace(caller_id=f"a{n}"), *others)
+
+        assert dispatch.tick(NOW_MS).targets == {"bills": 1, "letters": 1}
+
+    assert writer.sent_to("orders") == []
+
+
+def test_after_an_id_was_overtaken_another_one_does_not_abort_requests_without_follow_ups(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    writer._ends["TB/3"] = 1000
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log(cancel_of("a", 900)))
+    follow_ups.note_contended([to(caller_id="another")], NOW_MS)
+    pend(RECURS, to("bills"))
+
+    make(follow_ups=follow_ups).tick(NOW_MS)
+
+    assert writer.calls.count("send bills@1") == 1
+    assert [outgoing.topic for outgoing in writer.committed] == ["bills"]
+
+
+def test_an_id_that_was_overtaken_does_not_abort_the_others_again(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    writer._ends["TB/3"] = 1000
+    follow_ups = FollowUps(SHARD, COUNTDOWN, Log(cancel_of("a", 900)))
+    follow_ups.note_contended([RECURS], NOW_MS)
+    pend(RECURS, to("letters", caller_id="b", recurs="every 60000"))
+
+    make(follow_ups=follow_ups).tick(NOW_MS)
+
+    assert writer.calls.count("send letters@1") == 1
+    assert writer.sent_to("letters") == [1]
+
+
+def test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delivered(
+    make: Make, pend: Pend, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, begin = [f"id{n}" for n in range(8)], writer.begin
+    overtaking = iter(reversed(ids))
+
+    class Busy(Log):
+        def requests(self, start: int, end: int) -> Iterator[Batch]:
+            yield Batch(start, end, [cancel_of(next(overtaking), start)])
+
+    def begin_behind_another_record() -> None:
+        begin()
+        writer._ends["TB/3"] = writer._ends.get("TB/3", 8) + 1
+
+    monkeypatch.setattr(writer, "begin", begin_behind_another_record)
+    pend(*(to(caller_id=id, recurs="every 60000") for id in ids))
+
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, Busy())).tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [0, 1, 2, 3]
 
 
 def test_a_request_of_an_id_that_was_overtaken_is_delivered_once(

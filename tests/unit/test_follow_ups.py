@@ -184,8 +184,8 @@ def test_the_number_of_ids_known_to_be_overtaken_is_limited(
     for now_ms, entry in entries.items():
         some.note_contended([entry], now_ms)
 
-    assert list(some.contended(entries.items(), 3)) == [1, 2]
-    assert some.contended([(9, ENTRY._replace(caller_id=None))], 3) == []
+    assert some.contended(entries.items(), 3) == ([], [1, 2])
+    assert some.contended([(9, ENTRY._replace(caller_id=None))], 3) == ([], [])
 
 
 class Backlog:

@@ -206,6 +206,28 @@ def test_a_removed_request_that_its_caller_cancels_meanwhile_is_no_dead_letter(
     assert (lab.pending(), lab.cold()) == ({}, set())
 
 
+def test_a_renewed_request_that_was_cancelled_by_its_first_id_is_a_dead_letter_if_kafka_removed_it(
+    lab: Lab,
+) -> None:
+    """Only the removed record named its first id."""
+    first = lab.ask(30 * DAY_S)
+    lab.read()
+    lab.now_ms += 2 * DAY_MS
+    assert lab.promote().renewed == 1
+    lab.read()
+    [renewed] = lab.cold()
+    header = ("blackbox-cancel", request_id(SHARD, first).encode())
+    append(lab.journal, None, None, [header])
+    lab.read()
+    lab.journal.first_request = renewed + 1
+
+    assert lab.promote().lost == 1
+    lab.read()
+
+    [(reason, _)] = lab.pending().values()
+    assert (reason, lab.cold()) == (LETTER, set())
+
+
 def test_a_request_that_was_accepted_is_promoted_and_renewed_after_the_longest_countdown_was_lowered(
     lab: Lab,
 ) -> None:
