@@ -1085,6 +1085,34 @@ BUGS = (
         ("tests/unit/test_dead_letters.py",),
     ),
     Bug(
+        "replay-past-hidden-requests",
+        "A replay of a dead letter replaces a request with the same id that an open transaction hides from the service.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "        left = {shard: reader.log_end(*shard) for shard in shards}\n",
+                "        left = {shard: reader.bounds(*shard).end for shard in shards}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py::test_a_letter_is_not_replayed_past_requests_that_an_open_transaction_hides",
+        ),
+    ),
+    Bug(
+        "replay-waits-for-markers",
+        "A replay of a dead letter is refused until another request follows the transaction of the replay before it.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "    return not any(found for found, _ in reader.read(*shard, max(start, position), end))\n",
+                "    return False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py::test_offsets_without_a_record_do_not_delay_a_replay",),
+    ),
+    Bug(
         "receipts-without-a-bound",
         "A batch ends only at its limits, even if its receipt is larger than Kafka accepts.",
         (
