@@ -1554,6 +1554,21 @@ BUGS = (
         ("tests/service/test_access_middleware.py",),
     ),
     Bug(
+        "closing-letters-in-the-turns-of-changes",
+        "Replays of dead letters that wait for an open transaction hold all turns of changes. Requests are answered with 503.",
+        (
+            Change(
+                "api/dead_letters.py",
+                "    closes = [places_body, Depends(turns.close_letters)]\n",
+                "    closes = [places_body, Depends(turns.change)]\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_turns.py::test_dead_letters_that_wait_to_be_closed_do_not_delay_requests",
+        ),
+    ),
+    Bug(
         "letters-counted-before-json",
         "The size of dead letters is limited before JSON escapes them. Control characters make the response six times too large.",
         (
