@@ -1948,8 +1948,8 @@ BUGS = (
         (
             Change(
                 "jobs/load/cells.py",
-                '    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)\n',
-                "    return str(key)\n",
+                '        return key.decode(errors="surrogateescape")\n',
+                "        return str(key)\n",
             ),
         ),
         (),
@@ -1967,6 +1967,19 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_rows.py",),
+    ),
+    Bug(
+        "keys-of-any-type",
+        "A load writes keys of Parquet maps such as times and booleans with the text that Python has for them.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                "    return str(key) if type(key) in (str, int, UUID) else None\n",
+                "    return str(key)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py::test_a_map_with_keys_that_json_cannot_have_is_a_bad_row",),
     ),
     Bug(
         "finished-pieces-forgotten",
