@@ -1995,6 +1995,21 @@ BUGS = (
         ("tests/unit/test_load_progress.py",),
     ),
     Bug(
+        "progress-committed-again-in-one-try",
+        "One short outage of Kafka while a load of weeks commits its progress again ends the load.",
+        (
+            Change(
+                "journal/piece_writer.py",
+                "        stop=stop_after_attempt(COMMIT_TRIES),\n",
+                "        stop=stop_after_attempt(1),\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_piece_writer.py::test_a_short_outage_does_not_end_a_load_that_commits_its_progress_again",
+        ),
+    ),
+    Bug(
         "progress-committed-only-at-the-start",
         "A load of weeks commits the progress of its finished pieces again only when it is started.",
         (
