@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 
 from blackbox.admin.lookup import StatusLookup, wait_until
 from blackbox.journal.dead_letter_topic import ReplayRecord
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.request import Record, Request, Shard, request_id
 
 READ_WITHIN_S = 5.0
@@ -53,14 +55,26 @@ def _caller_id(lookup: StatusLookup, replay: ReplayRecord) -> str | None:
 
 def _unread(lookup: StatusLookup, shards: Iterable[Shard]) -> set[Shard]:
     """The shards with requests that were written by now, and are not in the index after a few seconds."""
-    left = {shard: lookup.request_end(shard) for shard in shards}
+    with closing(PartitionReader(lookup.access, prefetched=1)) as reader:
+        # Behind open transactions: a request that one of them hides may have been acknowledged.
+        left = {shard: reader.log_end(*shard) for shard in shards}
 
-    def are_read() -> bool:
-        for shard, end in list(left.items()):
-            position = lookup.inspector.positions(shard)
-            if position is not None and position.requests >= end:
-                del left[shard]
-        return not left
+        def are_read() -> bool:
+            for shard, end in list(left.items()):
+                position = lookup.inspector.positions(shard)
+                if position is not None and _is_read(reader, shard, position.requests, end):
+                    del left[shard]
+            return not left
 
-    wait_until(are_read, time.monotonic() + READ_WITHIN_S)
+        wait_until(are_read, time.monotonic() + READ_WITHIN_S)
     return set(left)
+
+
+def _is_read(reader: PartitionReader, shard: Shard, position: int, end: int) -> bool:
+    if position >= end:
+        return True
+    start, stable_end = reader.bounds(*shard)
+    if stable_end < end:
+        return False
+    # A position is behind a record: markers of transactions and aborted records do not move it.
+    return not any(found for found, _ in reader.read(*shard, max(start, position), end))

@@ -34,7 +34,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     # Letters first: callers that wait for their turn there must not hold one of the eight reads.
     looks = [Depends(turns.letters), Depends(turns.read)]
     # Body first: a slow client must not hold a turn.
-    changes = [places_body, Depends(turns.change)]
+    closes = [places_body, Depends(turns.close_letters)]
 
     @router.get("/dead-letters", response_model_exclude_none=True, dependencies=looks)
     def list_letters(
@@ -58,13 +58,13 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
             letters=[LetterState.of(one, most_sent_bytes, with_record=is_operator) for one in found]
         )
 
-    @router.post("/dead-letters/replay", dependencies=changes, openapi_extra=LETTERS_BODY)
+    @router.post("/dead-letters/replay", dependencies=closes, openapi_extra=LETTERS_BODY)
     def replay(asked: NamedLetters) -> PutAwayState:
         """Write the requests of these letters again; each letter once, however often this is called."""
         done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)
 
-    @router.post("/dead-letters/discard", dependencies=changes, openapi_extra=LETTERS_BODY)
+    @router.post("/dead-letters/discard", dependencies=closes, openapi_extra=LETTERS_BODY)
     def discard(asked: NamedLetters) -> PutAwayState:
         """Mark these letters as discarded; they stay in Kafka."""
         done = admin.close_letters(asked.places, replay=False)

@@ -19,8 +19,8 @@ READ_WITHIN_S = 2.0
 CHANGE_WITHIN_S = 10.0
 """How long a read, or a change, waits for its turn."""
 
-# One of each at a time: a page of schedules has megabytes, and a read of the dead letters reads up
-# to 10,000 records of each partition.
+# One of each at a time: a page of schedules has megabytes, a read of the dead letters reads up to
+# 10,000 records of each partition, and a replay or a discard may wait 30 s for open transactions.
 SCHEDULES_WITHIN_S = 10.0
 LETTERS_WITHIN_S = 10.0
 
@@ -39,6 +39,7 @@ class Turns:
         self._changes = _Queue(CHANGES_AT_ONCE, SHARE)
         self._letters = _Queue(1, SMALL_SHARE)
         self._schedules = _Queue(1, SMALL_SHARE)
+        self._closing_letters = _Queue(1, SMALL_SHARE)
 
     async def read(self) -> AsyncIterator[None]:
         async with self._reads.turn(READ_WITHIN_S, f"{READS_AT_ONCE} reads are in progress"):
@@ -52,6 +53,11 @@ class Turns:
     async def letters(self) -> AsyncIterator[None]:
         busy = "another read of the dead letters is in progress"
         async with self._letters.turn(LETTERS_WITHIN_S, busy):
+            yield
+
+    async def close_letters(self) -> AsyncIterator[None]:
+        busy = "another replay or discard is in progress"
+        async with self._closing_letters.turn(CHANGE_WITHIN_S, busy):
             yield
 
     def schedules(self, within_s: float | None) -> AbstractAsyncContextManager[None]:

@@ -16,6 +16,12 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
+from tenacity import (
+    retry,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+)
 
 from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
@@ -24,11 +30,12 @@ from blackbox.journal.kafka_access import (
     journal_error,
 )
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.records.errors import Fenced, JournalLost, RecoveryRequired
+from blackbox.records.errors import Fenced, JournalLost, NotAllowed, RecoveryRequired
 from blackbox.records.request import Headers
 
 ASK_S = 0.2
 ASKED_AT_ONCE = 16
+COMMIT_TRIES = 3
 
 # The version of how files are cut into pieces. In another layout, the same numbers mean other rows.
 LAYOUT = "1"
@@ -158,9 +165,16 @@ def _mark(name: str, at: TopicPartition) -> PieceProgress | None:
 def commit_again(access: KafkaAccess, topic: str, progress: Mapping[str, PieceProgress]) -> None:
     """Commit the progress of these pieces again: Kafka forgets that of each some time after its own commit.
 
-    Ends their open transactions, and fences their writers. Raises JournalLost.
+    Ends their open transactions, and fences their writers. Raises JournalLost when the brokers do
+    not answer in three tries for a piece.
     """
 
+    # Without pauses: a try itself waits for brokers that do not answer.
+    @retry(
+        retry=retry_if_exception_type(JournalLost) & retry_if_not_exception_type(NotAllowed),
+        stop=stop_after_attempt(COMMIT_TRIES),
+        reraise=True,
+    )
     def commit(name: str) -> None:
         writer = PieceWriter(access, topic, name, progress[name].total)
         try:

@@ -1153,6 +1153,34 @@ BUGS = (
         ("tests/unit/test_dead_letters.py",),
     ),
     Bug(
+        "replay-past-hidden-requests",
+        "A replay of a dead letter replaces a request with the same id that an open transaction hides from the service.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "        left = {shard: reader.log_end(*shard) for shard in shards}\n",
+                "        left = {shard: reader.bounds(*shard).end for shard in shards}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py::test_a_letter_is_not_replayed_past_requests_that_an_open_transaction_hides",
+        ),
+    ),
+    Bug(
+        "replay-waits-for-markers",
+        "A replay of a dead letter is refused until another request follows the transaction of the replay before it.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "    return not any(found for found, _ in reader.read(*shard, max(start, position), end))\n",
+                "    return False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py::test_offsets_without_a_record_do_not_delay_a_replay",),
+    ),
+    Bug(
         "receipts-without-a-bound",
         "A batch ends only at its limits, even if its receipt is larger than Kafka accepts.",
         (
@@ -1594,6 +1622,21 @@ BUGS = (
         ("tests/service/test_access_middleware.py",),
     ),
     Bug(
+        "closing-letters-in-the-turns-of-changes",
+        "Replays of dead letters that wait for an open transaction hold all turns of changes. Requests are answered with 503.",
+        (
+            Change(
+                "api/dead_letters.py",
+                "    closes = [places_body, Depends(turns.close_letters)]\n",
+                "    closes = [places_body, Depends(turns.change)]\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_turns.py::test_dead_letters_that_wait_to_be_closed_do_not_delay_requests",
+        ),
+    ),
+    Bug(
         "letters-counted-before-json",
         "The size of dead letters is limited before JSON escapes them. Control characters make the response six times too large.",
         (
@@ -1973,8 +2016,8 @@ BUGS = (
         (
             Change(
                 "jobs/load/cells.py",
-                '    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)\n',
-                "    return str(key)\n",
+                '        return key.decode(errors="surrogateescape")\n',
+                "        return str(key)\n",
             ),
         ),
         (),
@@ -1994,6 +2037,19 @@ BUGS = (
         ("tests/unit/test_rows.py",),
     ),
     Bug(
+        "keys-of-any-type",
+        "A load writes keys of Parquet maps such as times and booleans with the text that Python has for them.",
+        (
+            Change(
+                "jobs/load/cells.py",
+                "    return str(key) if type(key) in (str, int, UUID) else None\n",
+                "    return str(key)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rows.py::test_a_map_with_keys_that_json_cannot_have_is_a_bad_row",),
+    ),
+    Bug(
         "finished-pieces-forgotten",
         "A load does not commit the progress of finished pieces again, so that Kafka forgets them while it runs.",
         (
@@ -2005,6 +2061,21 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_load_progress.py",),
+    ),
+    Bug(
+        "progress-committed-again-in-one-try",
+        "One short outage of Kafka while a load of weeks commits its progress again ends the load.",
+        (
+            Change(
+                "journal/piece_writer.py",
+                "        stop=stop_after_attempt(COMMIT_TRIES),\n",
+                "        stop=stop_after_attempt(1),\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_piece_writer.py::test_a_short_outage_does_not_end_a_load_that_commits_its_progress_again",
+        ),
     ),
     Bug(
         "progress-committed-only-at-the-start",

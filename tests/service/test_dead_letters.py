@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
+from blackbox.records.request import placed
 from tests.service.conftest import Serve
 from tests.service.test_cli import blackbox
 from tests.world import World, read_all, until
@@ -94,6 +96,47 @@ def test_a_replay_does_not_replace_a_newer_request_with_the_same_id(
     assert service.delete("/requests/k").json()["outcome"] == "cancelled"
     assert close_letters(service, "replay", place) == {"done": [place], "left": {}}
     until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
+
+
+def test_a_replay_does_not_replace_a_request_that_an_open_transaction_hides(
+    world: World, serve: Serve
+) -> None:
+    service = serve(retries=1)
+    topic = undeliverable(world, id="k", message="older")
+    [letter] = some(service, 1)
+    world.create(NewTopic(topic, 1))
+    source = placed(letter["source"])
+    assert source is not None
+    kafka = world.kafka.bootstrap_servers
+    other = Producer({"bootstrap.servers": kafka, "transactional.id": world.name})
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(world.requests, "{}", partition=source[0].partition)
+    assert other.flush(10) == 0
+    undeliverable(world, id="k", message="newer")
+
+    place = letter["place"]
+    left = close_letters(service, "replay", place)["left"]
+    assert "requests that the service has not read yet" in left[place]
+
+    other.abort_transaction(10)
+    until("the newer one is delivered", lambda: len(read_all(kafka, topic)) == 1)
+    until("it is replayed", lambda: close_letters(service, "replay", place)["done"] == [place])
+    until("the older one is delivered", lambda: len(read_all(kafka, topic)) == 2)
+    assert [message.value() for message in read_all(kafka, topic)] == [b"newer", b"older"]
+
+
+def test_dead_letters_with_ids_are_replayed_one_after_the_other(world: World, serve: Serve) -> None:
+    service = serve(retries=1)
+    for id in ("a", "b"):
+        topic = undeliverable(world, id=id)
+    places = [letter["place"] for letter in some(service, 2)]
+    world.create(NewTopic(topic, 1))
+    for place in places:
+        # Behind the first one, the request topic ends with the marker of its transaction.
+        assert close_letters(service, "replay", place) == {"done": [place], "left": {}}
+    kafka = world.kafka.bootstrap_servers
+    until("both are delivered", lambda: len(read_all(kafka, topic)) == 2)
 
 
 def test_the_command_line_lists_and_discards_dead_letters(world: World, serve: Serve) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from blackbox.admin import dead_letters, replay_conflicts
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
-from blackbox.core.plan import Positions
+from blackbox.core.plan import Bounds, Positions
 from blackbox.formats import Options, make_format
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
 from blackbox.records.outgoing import MESSAGE_ONLY
@@ -21,10 +21,16 @@ SHARD = Shard("TB", 3)
 
 @dataclass
 class FakeLookup:
-    """The index and the end of one shard; `letters` and `written` are the dead-letter topic's."""
+    """The index and the end of one shard; `letters` and `written` are the dead-letter topic's.
+
+    An open transaction hides the requests from `stable_end` to `log_end`. Not all offsets have `records`.
+    """
 
     holders: dict[str, int] = field(default_factory=dict)
     read_to: int = 10
+    stable_end: int = 10
+    log_end: int = 10
+    records: tuple[int, ...] = tuple(range(10))
     letters: list[DeadLetter] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     access: Any = None
@@ -35,9 +41,6 @@ class FakeLookup:
     @property
     def inspector(self) -> FakeLookup:
         return self
-
-    def request_end(self, shard: Shard) -> int:
-        return 10
 
     def positions(self, shard: Shard) -> Positions:
         return Positions(self.read_to, 0)
@@ -59,6 +62,23 @@ class FakeLookup:
 def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
     made = FakeLookup()
 
+    class FakeReader:
+        def __init__(self, access: object, *, prefetched: int) -> None: ...
+
+        def bounds(self, topic: str, partition: int) -> Bounds:
+            return Bounds(0, made.stable_end)
+
+        def log_end(self, topic: str, partition: int) -> int:
+            return made.log_end
+
+        def read(
+            self, topic: str, partition: int, start: int, end: int
+        ) -> Iterator[tuple[list[int], int]]:
+            assert end <= made.stable_end
+            yield [offset for offset in made.records if start <= offset < end], end
+
+        def close(self) -> None: ...
+
     class FakeTopic:
         def __init__(self, *_: Any) -> None: ...
 
@@ -76,6 +96,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
             return made.written
 
     monkeypatch.setattr(dead_letters, "DeadLetterTopic", FakeTopic)
+    monkeypatch.setattr(replay_conflicts, "PartitionReader", FakeReader)
     monkeypatch.setattr(replay_conflicts, "READ_WITHIN_S", 0)
     return made
 
@@ -133,6 +154,28 @@ def test_a_letter_with_an_id_is_replayed_only_once_all_requests_are_read(
     assert closed(lookup, place).left[place].endswith("try again once they are read")
 
     lookup.read_to = 10
+    assert closed(lookup, place).done == [place]
+
+
+def test_a_letter_is_not_replayed_past_requests_that_an_open_transaction_hides(
+    lookup: FakeLookup,
+) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.log_end = 12
+
+    done = closed(lookup, place)
+
+    assert (done.done, lookup.written) == ([], [])
+    assert "requests that the service has not read yet" in done.left[place]
+
+    lookup.read_to = lookup.stable_end = 12
+    assert closed(lookup, place).done == [place]
+
+
+def test_offsets_without_a_record_do_not_delay_a_replay(lookup: FakeLookup) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.stable_end = lookup.log_end = 13  # aborted records, and the marker behind them
+
     assert closed(lookup, place).done == [place]
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from blackbox.jobs.load.rows import BadValue, RowRecord, records
 
 DUE = datetime(2027, 1, 1, tzinfo=UTC)
 DUE_MS = 1798761600000
+UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([UUID(int=5).bytes], pa.binary(16)))
 
 
 def read(
@@ -200,6 +202,8 @@ def test_a_row_of_csv_is_named_by_its_first_line(table: Path) -> None:
         (pa.array([{"a": [1.0, None, float("inf")], "b": None}]), '{"a":[1.0,null,Infinity],"b":null}'),
         (pa.array([[("a", "b"), ("a", "c")]], pa.map_(pa.string(), pa.string())), '{"a":"b","a":"c"}'),
         (pa.array([[("é".encode(), 1)]], pa.map_(pa.binary(), pa.int64())), '{"é":1}'),
+        (pa.array([[(-7, "v")]], pa.map_(pa.int32(), pa.string())), '{"-7":"v"}'),
+        (pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), UUIDS, pa.array(["v"])), f'{{"{UUID(int=5)}":"v"}}'),
         (pa.array([{"a": [(b"k", "v")]}], pa.struct({"a": pa.map_(pa.binary(), pa.string())})), '{"a":{"k":"v"}}'),
     ],
 )  # fmt: skip
@@ -251,6 +255,37 @@ MAPS_WITHOUT_JSON = [
 def test_a_map_with_bytes_or_times_is_a_bad_row_as_a_struct_is(
     column: str, cell: list[Any], kind: pa.DataType, tmp_path: Path
 ) -> None:
+    path = parquet(tmp_path, {column: pa.array([[], cell, []], kind)})
+
+    [(_, before), (number, row), (_, after)] = read(path, "parquet")
+
+    assert number == 2
+    assert isinstance(row, BadValue)
+    assert row.detail.startswith(f"column {column!r} cannot be written as JSON")
+    assert before == after == RowRecord(None, f'{{"{column}":{{}}}}'.encode(), [])
+
+
+@pytest.mark.parametrize("column", ["message", "headers"])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (True, pa.bool_()),
+        (1.5, pa.float64()),
+        (Decimal("12.10"), pa.decimal128(4, 2)),
+        (DUE, pa.timestamp("us", "UTC")),
+        (datetime(2027, 1, 1), pa.timestamp("us")),
+        (DUE.date(), pa.date32()),
+        ({"a": "b"}, pa.struct({"a": pa.string()})),
+    ],
+)
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_map_with_keys_that_json_cannot_have_is_a_bad_row(
+    column: str, key: Any, kind: pa.DataType, is_inner: bool, tmp_path: Path
+) -> None:
+    cell: list[Any] = [(key, "v")]
+    kind = pa.map_(kind, pa.string())
+    if is_inner:
+        cell, kind = [("k", cell)], pa.map_(pa.string(), kind)
     path = parquet(tmp_path, {column: pa.array([[], cell, []], kind)})
 
     [(_, before), (number, row), (_, after)] = read(path, "parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from threading import Event
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from fastapi import FastAPI
 
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled
-from blackbox.api import requests, schedules
+from blackbox.admin.dead_letters import ClosedLetters
+from blackbox.api import dead_letters, requests, schedules
+from blackbox.api.access import Access
 from blackbox.api.app import make_app
 from blackbox.api.turns import CHANGES_AT_ONCE, READS_AT_ONCE, Turns
 from blackbox.config.settings import load
@@ -23,12 +26,13 @@ from tests.service.test_http import Patient
 
 
 class SlowAdmin:
-    """Lookups wait for permission; cancels are answered at once."""
+    """Lookups and replays wait for permission; cancels and sent requests are answered at once."""
 
     def __init__(self) -> None:
         self.may_find = Event()
         self.looked_up = 0
         self.cancelled = 0
+        self.closed = 0
 
     def find(self, id: str) -> RequestStatus | None:
         self.looked_up += 1
@@ -42,6 +46,14 @@ class SlowAdmin:
         return Cancelled(
             "undetermined", RequestStatus(id, "TB/0@1", "undetermined", detail="too much")
         )
+
+    def send(self, values: Sequence[bytes], caller: str | None) -> list[str]:
+        return ["id"] * len(values)
+
+    def close_letters(self, places: Sequence[str], *, replay: bool) -> ClosedLetters:
+        self.closed += 1
+        self.may_find.wait(30)
+        return ClosedLetters(list(places), {})
 
 
 def test_lookups_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +133,37 @@ def test_changes_that_wait_do_not_occupy_all_threads(monkeypatch: pytest.MonkeyP
     assert f"{CHANGES_AT_ONCE} changes" in refused.text
     assert (alive.status_code, info.status_code) == (200, 200)
     assert admin.cancelled == CHANGES_AT_ONCE
+
+
+@pytest.mark.parametrize("how", ["replay", "discard"])
+def test_dead_letters_that_wait_to_be_closed_do_not_delay_requests(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("blackbox.api.turns.CHANGE_WITHIN_S", 0.2)
+    admin, turns, access = SlowAdmin(), Turns(), Access(["127.0.0.1"])
+    app = FastAPI()
+    app.include_router(requests.routes(cast(Admin, admin), turns))
+    app.include_router(dead_letters.routes(cast(Admin, admin), access, turns))
+
+    async def talk() -> tuple[Any, Any, list[Any]]:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+        )
+        async with client:
+            path, named = f"/dead-letters/{how}", {"places": ["letters/0@1"]}
+            slow = [asyncio.create_task(client.post(path, json=named)) for _ in range(60)]
+            refused, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            sent = await client.post("/requests", content=b"{}")
+            while sum(one.done() for one in slow) < 60 - admin.closed:
+                await asyncio.sleep(0.01)
+            admin.may_find.set()
+            return refused.pop().result(), sent, await asyncio.gather(*slow)
+
+    refused, sent, all_of_them = asyncio.run(talk())
+    assert sent.status_code == 201
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert "another replay or discard is in progress" in refused.text
+    assert admin.closed == sum(one.status_code == 200 for one in all_of_them) == 1
 
 
 def test_a_refusal_is_answered_while_all_threads_wait() -> None:

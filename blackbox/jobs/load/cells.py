@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from math import isfinite
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pyarrow as pa
@@ -99,14 +100,17 @@ def _digits(cell: Decimal) -> Any:
 def _object_of_pairs(pairs: list[tuple[Any, Any]]) -> Any:
     named = [(_name(key), cell) for key, cell in pairs]
     try:
-        # A dict would drop repeated names, which the parser must detect.
-        members = [b":".join((to_json(name), to_json(cell))) for name, cell in named]
+        # A dict of all would drop repeated names, which the parser must detect.
+        members = [to_json({name: cell})[1:-1] for name, cell in named]
     except orjson.JSONEncodeError:
         # Unconverted: the row is then refused, with its number, when it is written.
-        return named
+        return [{name: cell} for name, cell in named]
     return orjson.Fragment(b"{" + b",".join(members) + b"}")
 
 
-def _name(key: Any) -> str:
+def _name(key: Any) -> str | None:
+    """The key as a name; None, which JSON rejects as a name, unless it is text, bytes, an integer or a UUID."""
     # Some writers store text as bytes. Those that are not UTF-8 become lone surrogates, which JSON rejects.
-    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)
+    if isinstance(key, bytes):
+        return key.decode(errors="surrogateescape")
+    return str(key) if type(key) in (str, int, UUID) else None
