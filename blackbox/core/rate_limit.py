@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from zlib import crc32
 
-from blackbox.core.due_batch import DueBatch
+from blackbox.core.due_batch import LONGEST_RETRY_MS, DueBatch
 from blackbox.core.ports import Rates
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.request import Shard
@@ -39,9 +39,9 @@ def park_over_rate(
         for place, offset in enumerate(offsets[max(0, limited[target] - counted) :]):
             entry = batch.ready.pop(offset)
             # also with `expires_after`: it would be read again and again, and overtake the others
-            if not batch.park_unless_taken(offset, entry, OVER_RATE, parked):
-                second = now_ms // 1000 + 1 + place // limited[target]
-                batch.deferred[offset] = second * 1000, None
+            if not batch.park(offset, entry, OVER_RATE, parked):
+                later_s = min(1 + place // limited[target], LONGEST_RETRY_MS // 1000)
+                batch.deferred[offset] = (now_ms // 1000 + later_s) * 1000, None
 
 
 def within_rates(

@@ -2211,4 +2211,34 @@ BUGS = (
         (),
         ("tests/unit/test_dispatch.py",),
     ),
+    Bug(
+        "a-band-is-shared",
+        "A target whose preferred band is taken is not parked: its whole backlog is read again in each second.",
+        (
+            Change(
+                "core/parking.py",
+                "    return next(chain(own, free), None)\n",
+                "    return next(chain(own, [b for b in free if b == next(bands_of(target))]), None)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_backlog_whose_preferred_band_is_taken_is_not_read_in_each_second",
+        ),
+    ),
+    Bug(
+        "a-backlog-in-two-bands",
+        "A target whose preferred band becomes free has its later requests there, and earlier ones in another band.",
+        (
+            Change(
+                "core/parking.py",
+                "    return next(chain(own, free), None)\n",
+                "    return next((b for b in bands_of(target) if parked.get(b, target) == target), None)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again",
+        ),
+    ),
 )

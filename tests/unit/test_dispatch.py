@@ -25,7 +25,7 @@ from blackbox.core.due_batch import (
 )  # fmt: skip
 from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
-from blackbox.core.parking import band_at, band_of
+from blackbox.core.parking import BANDS, band_at, bands_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
 from blackbox.core.rate_limit import next_turn_ms
 from blackbox.core.settlement import Settlement
@@ -592,7 +592,7 @@ def test_dead_letters_are_parked_while_their_topic_is_missing(
     assert writer.sent_to("orders") == [1]
     assert (did.dead, did.retried) == ({}, 1)
     [(score, offset)] = held(client).due
-    assert (band_at(score), offset) == (band_of(parking.LETTERS), 0)
+    assert (band_at(score), offset) == (next(bands_of(parking.LETTERS)), 0)
     for second in range(10):
         assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is not touched again"
     targets.refusals.clear()
@@ -873,7 +873,7 @@ def test_a_batch_read_ahead_does_not_overtake_requests_that_the_previous_one_par
 def test_consecutive_batches_do_not_park_two_targets_in_one_band(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
     away = Reason.UNREACHABLE, "no leader"
     targets.refusals |= {"orders": away, "cards": away}
     dispatch = make(batch_limit=4)
@@ -967,7 +967,7 @@ def test_a_request_expires_while_its_target_is_unavailable(
 def test_two_targets_with_the_same_band_wait_separately(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
     pend(to("orders"), to("bills"))
     targets.refusals |= dict.fromkeys(("orders", "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
@@ -1032,15 +1032,12 @@ def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_resta
     assert [o.topic for o in writer.committed] == [LETTERS]
 
 
-def test_a_dead_letter_in_a_shared_band_keeps_its_payload_without_being_rewritten(
-    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
+def test_a_dead_letter_without_a_free_band_keeps_its_payload_without_being_rewritten(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any, monkeypatch: Any
 ) -> None:
-    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of(parking.LETTERS))
-    pend(to(other))
-    targets.refusals = {
-        LETTERS: (Reason.UNREACHABLE, "no leader"),
-        other: (Reason.UNREACHABLE, "no leader"),
-    }
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    pend(to("bills"))
+    targets.refusals = dict.fromkeys((LETTERS, "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
     parked = held(client).due
     pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago", waits=6))
@@ -1050,6 +1047,47 @@ def test_a_dead_letter_in_a_shared_band_keeps_its_payload_without_being_rewritte
         assert held(client).due == [(NOW_MS + (minute + 1) * LONGEST_RETRY_MS, 1), *parked]
         assert client.ttl(f"{PREFIX}msg:{1:016x}") >= GRACE_S
         assert stored_entry(client, 1).waits == 6
+
+
+def prefers_the_same_band(target: str) -> str:
+    """Another target, which would be parked in the same band."""
+    band = next(bands_of(target))
+    return next(f"t{n}" for n in numbers() if next(bands_of(f"t{n}")) == band)
+
+
+@pytest.mark.parametrize("is_opened_anew", [False, True])
+def test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
+    connections: Any, is_opened_anew: bool,
+) -> None:  # fmt: skip
+    other, away = prefers_the_same_band("orders"), (Reason.UNREACHABLE, "no leader")
+    targets.refusals |= {other: away, "orders": away}
+    pend(to(other), to())
+    dispatch.tick(NOW_MS)
+    assert len({band_at(score) for score, _ in held(client).due}) == 2
+    del targets.refusals[other]
+    dispatch.tick(NOW_MS)
+    if is_opened_anew:
+        dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+        dispatch.index.load()
+    pend(to())
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to(other) == [0]
+    assert len({band_at(score) for score, _ in held(client).due}) == 1
+    targets.refusals.clear()
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to("orders") == [1, 2]
+
+
+def test_hundreds_of_parked_targets_have_a_band_each() -> None:
+    parked: dict[int, str] = {}
+    for number in range(BANDS // 2):
+        band = parking.band_for(f"target-{number}", parked)
+        assert band is not None
+        assert band not in parked
+        parked[band] = f"target-{number}"
+    assert all(0 < band <= BANDS for band in parked)
 
 
 class NoPace:
@@ -1215,17 +1253,60 @@ def test_requests_with_expires_after_wait_for_a_rate_like_all_others(
     assert {told(letter(writer, offset))[0] for offset in expired} == {"expired"}
 
 
-def test_what_shares_a_band_with_another_parked_target_waits_for_its_rate(
+def test_a_target_whose_preferred_band_is_taken_waits_for_its_rate(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced
 ) -> None:
-    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of("orders"))
+    other = prefers_the_same_band("orders")
     targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(pace=one_per_second(paced))
-    pend(to(other), *(to() for _ in range(5)))
+    pend(to(other), *(to() for _ in range(100)))
+    dispatch.tick(NOW_MS)
+    for later_ms in range(1000, 4000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+    assert writer.sent_to("orders") == [1, 2, 3, 4]
 
-    for later_ms in range(0, 5000, 100):
+    dispatch.triage = replace(
+        dispatch.triage, pace=paced("[targets.orders]\nmessages_per_second = 1000")
+    )
+    for later_ms in range(4000, 6000, 100):
         dispatch.tick(NOW_MS + later_ms)
 
+    assert writer.sent_to("orders") == list(range(1, 101))
+
+
+def test_a_backlog_whose_preferred_band_is_taken_is_not_read_in_each_second(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced
+) -> None:
+    other = prefers_the_same_band("orders")
+    targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
+    rates = paced("[targets.orders]\nmessages_per_second = 10")
+    dispatch = make(pace=rates, batch_limit=10)
+    pend(to(other), *(to() for _ in range(200)))
+    while dispatch.tick(NOW_MS).is_full:
+        pass
+
+    pend(to("bills", due_ms=NOW_MS + 1500))
+    dispatch.tick(NOW_MS + 1500)
+
+    assert writer.sent_to("bills") == [201]
+
+
+def test_messages_over_a_rate_without_a_free_band_wait_for_a_minute_at_most(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced, client: Any,
+    monkeypatch: Any,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    targets.refusals["bills"] = (Reason.UNREACHABLE, "no leader")
+    pend(to("bills"), *(to() for _ in range(100)))
+    dispatch = make(pace=one_per_second(paced))
+    dispatch.tick(NOW_MS)
+
+    times = [score for score, _ in held(client).due if not band_at(score)]
+    assert len(times) == 99
+    assert NOW_MS < min(times) <= NOW_MS + 1000
+    assert max(times) <= NOW_MS + LONGEST_RETRY_MS
+    for later_ms in range(1000, 5000, 100):
+        dispatch.tick(NOW_MS + later_ms)
     assert writer.sent_to("orders") == [1, 2, 3, 4, 5]
 
 
@@ -1487,7 +1568,7 @@ def test_the_dead_letter_of_a_record_without_timestamp_is_parked_and_delivered(
     targets.refusals[LETTERS] = UNKNOWN
     dispatch.tick(NOW_MS)
     [(score, _)] = held(client).due
-    assert band_at(score) == band_of(parking.LETTERS)
+    assert band_at(score) == next(bands_of(parking.LETTERS))
     targets.refusals.clear()
     dispatch.tick(NOW_MS)
     assert writer.sent_to(LETTERS) == [0]
@@ -1712,7 +1793,7 @@ def test_dead_letters_of_large_records_are_parked_while_their_topic_is_missing(
 
     dispatch.tick(NOW_MS)
 
-    assert {band_at(score) for score, _ in held(client).due} == {band_of(parking.LETTERS)}
+    assert {band_at(score) for score, _ in held(client).due} == {next(bands_of(parking.LETTERS))}
 
 
 def test_a_request_reread_with_a_later_due_time_does_not_delay_others(
