@@ -2152,8 +2152,8 @@ BUGS = (
         (
             Change(
                 "rules/target_rates.py",
-                '        at = Second("messages", f"{cluster}/{target}", now_ms // 1000)\n',
-                '        at = Second("messages", target, now_ms // 1000)\n',
+                'Second("messages", f"{cluster}/{to}", now_ms // 1000)',
+                'Second("messages", to, now_ms // 1000)',
             ),
         ),
         (),
@@ -2239,6 +2239,21 @@ BUGS = (
         (),
         (
             "tests/unit/test_dispatch.py::test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again",
+        ),
+    ),
+    Bug(
+        "a-used-up-second-is-counted",
+        "In the rest of a second in which the rates of targets are used up, Redis is asked about them at each check.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "known[at] < limited.get(to, math.inf)",
+                "to in limited",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_redis_is_not_asked_about_a_second_that_is_used_up",
         ),
     ),
 )

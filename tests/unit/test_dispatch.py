@@ -27,10 +27,11 @@ from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.parking import BANDS, band_at, bands_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, Positions
-from blackbox.core.rate_limit import next_turn_ms
+from blackbox.core.rate_limit import TURNS_MS, next_turn_ms
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, RECORD_GONE, Triage
 from blackbox.formats import Options, make_format
+from blackbox.index.connection import Clients
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared_state import SharedState
@@ -1096,8 +1097,8 @@ class NoPace:
     def limited(self) -> dict[str, int]:
         return {}
 
-    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
-        raise AssertionError(target)
+    def count(self, cluster: str, more: Mapping[str, int], now_ms: int) -> dict[str, int]:
+        raise AssertionError(more)
 
 
 def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
@@ -1122,7 +1123,7 @@ class FullPace:
     def limited(self) -> dict[str, int]:
         return {"orders": 1}
 
-    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
+    def count(self, cluster: str, more: Mapping[str, int], now_ms: int) -> dict[str, int]:
         raise IndexFull("OOM")
 
 
@@ -1211,6 +1212,32 @@ def test_the_rate_of_a_target_is_that_of_its_own_cluster(
         make(pace=pace, cluster=cluster).tick(NOW_MS)
 
     assert writer.sent_to("orders") == [0, 1]
+
+
+def test_targets_with_a_rate_are_counted_together(
+    make: Make, pend: Pend, paced: Paced, monkeypatch: Any
+) -> None:
+    slow = [f"slow-{number}" for number in range(5)]
+    dispatch = make(
+        pace=paced("".join(f"[targets.{to}]\nmessages_per_second = 1\n" for to in slow))
+    )
+    trips, together = 0, Clients.together
+
+    def counting(clients: Clients, *commands: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        return together(clients, *commands)
+
+    monkeypatch.setattr(Clients, "together", counting)
+    pend(*(to(target) for target in slow * 3))
+    dispatch.tick(NOW_MS)
+    assert trips == 1
+    dispatch.tick(NOW_MS + TURNS_MS)
+    assert trips == 1, "this second is used up"
+
+    pend(*(to(target, NOW_MS + 1000) for target in slow))
+    dispatch.tick(NOW_MS + 1000 + TURNS_MS)
+    assert trips == 3, "to look how many may come out, and to count them"
 
 
 def test_shards_take_turns_in_the_rate_of_a_target() -> None:
