@@ -7,12 +7,10 @@ at once, and messages that were cancelled hold up nobody.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from zlib import crc32
 
 from blackbox.core.due_batch import LONGEST_RETRY_MS, DueBatch
 from blackbox.core.ports import Rates
-from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.request import Shard
 
 OVER_RATE = "waiting for the rate limit of its target"
@@ -29,11 +27,8 @@ def park_over_rate(
     for offset, entry in batch.ready.items() if limited else ():
         if entry.target in limited:
             ready.setdefault(entry.target, []).append(offset)
-    try:
-        asked = {target: len(offsets) for target, offsets in ready.items()}
-        counted = pace.count(cluster, asked, now_ms) if ready else {}
-    except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
-        return
+    asked = {target: len(offsets) for target, offsets in ready.items()}
+    counted = pace.count(cluster, asked, now_ms) if ready else {}
     for target, offsets in ready.items():
         # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
@@ -55,9 +50,8 @@ def within_rates(
     if now_ms < _turn_ms(shard, now_ms // 1000):
         free |= dict.fromkeys(waiting, 0)
     elif waiting:
-        with suppress(IndexFull, IndexLost):  # no rate limit then, as above
-            counted = pace.count(cluster, dict.fromkeys(waiting, 0), now_ms)
-            free |= {target: limited[target] - counted[target] for target in waiting}
+        counted = pace.count(cluster, dict.fromkeys(waiting, 0), now_ms)
+        free |= {target: limited[target] - counted[target] for target in waiting}
     return {target: count for target, count in free.items() if count > 0}
 
 

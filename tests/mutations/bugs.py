@@ -2256,4 +2256,34 @@ BUGS = (
             "tests/unit/test_target_rates.py::test_redis_is_not_asked_about_a_second_that_is_used_up",
         ),
     ),
+    Bug(
+        "a-silent-redis-is-asked-at-once",
+        "While Redis cannot count the messages to targets with a rate, all shards wait for it at each check.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "            if not more or now_s < self._ask_at_s:\n",
+                "            if not more:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_a_redis_that_does_not_answer_is_asked_again_after_a_while_by_one_shard",
+        ),
+    ),
+    Bug(
+        "rates-only-with-redis",
+        "While Redis cannot count, targets with a rate get all messages at once.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "        before = known if before is None else before\n",
+                "        before = 0 if before is None else before\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_while_redis_cannot_count_a_process_keeps_to_the_rate_by_itself",
+        ),
+    ),
 )

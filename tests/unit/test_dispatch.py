@@ -41,6 +41,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.errors import (
     Fenced,
     IndexFull,
+    IndexLost,
     JournalLost,
     PositionsMoved,
     RecoveryRequired,
@@ -1117,26 +1118,6 @@ def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
     assert [receipt.read for receipt in writer.receipts] == [1, 2]
 
 
-class FullPace:
-    """A rate that cannot be counted, as Redis has no room."""
-
-    def limited(self) -> dict[str, int]:
-        return {"orders": 1}
-
-    def count(self, cluster: str, more: Mapping[str, int], now_ms: int) -> dict[str, int]:
-        raise IndexFull("OOM")
-
-
-def test_a_rate_that_redis_cannot_count_delays_no_message(
-    make: Make, pend: Pend, writer: FakeWriter
-) -> None:
-    pend(to(), to("bills"))
-
-    make(pace=FullPace()).tick(NOW_MS)
-
-    assert sorted(o.topic for o in writer.committed) == ["bills", "orders"]
-
-
 Paced = Callable[[str], TargetRates]
 
 
@@ -1212,6 +1193,26 @@ def test_the_rate_of_a_target_is_that_of_its_own_cluster(
         make(pace=pace, cluster=cluster).tick(NOW_MS)
 
     assert writer.sent_to("orders") == [0, 1]
+
+
+def test_a_rate_that_redis_cannot_count_is_kept_and_delays_no_other_target(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced, monkeypatch: Any
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    trips = 0
+
+    def silent(clients: Clients, *commands: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        raise IndexLost("no answer")
+
+    monkeypatch.setattr(Clients, "together", silent)
+    pend(*(to() for _ in range(5)), to("bills"))
+    for later_ms in range(0, 3000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+
+    assert (writer.sent_to("orders"), writer.sent_to("bills")) == ([0, 1, 2], [5])
+    assert trips == 1, "each takes as long as a timeout"
 
 
 def test_targets_with_a_rate_are_counted_together(
