@@ -258,7 +258,8 @@ class Dispatch:
         self._next = None
         self.index.mark_in_flight((), self._removed)
         did.is_full |= overtaken.keys() != sent.keys()
-        changes = self.triage.postpone(sent, overtaken, self.index.parked(), now_ms, ())
+        parked = {**self.index.parked(), **batch.parked}  # `batch.parked` is not in Redis yet
+        changes = self.triage.postpone(sent, overtaken, parked, now_ms, ())
         self._defer(batch.deferred | changes, did, now_ms)
 
     def _mark_in_flight(self, batch: DueBatch) -> bool:

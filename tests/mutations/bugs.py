@@ -2286,4 +2286,19 @@ BUGS = (
             "tests/unit/test_target_rates.py::test_while_redis_cannot_count_a_process_keeps_to_the_rate_by_itself",
         ),
     ),
+    Bug(
+        "a-band-of-the-batch",
+        "A request that a later record ends is parked in a band in which its batch parks requests of another target.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        parked = {**self.index.parked(), **batch.parked}",
+                "        parked = self.index.parked()",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes",
+        ),
+    ),
 )

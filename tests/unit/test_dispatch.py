@@ -2437,6 +2437,26 @@ def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     assert writer.sent_to("orders") == []
 
 
+def test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    away = Reason.UNREACHABLE, "no leader"
+    targets.refusals["bills"] = away
+
+    class Newer(Log):
+        def requests(self, start: int, end: int) -> Iterator[Batch]:
+            targets.refusals["orders"] = away
+            return super().requests(start, end)
+
+    pend(RECURS, to("bills"))
+    writer._ends["TB/3"] = 5
+    newer = Newer(Record(4, NOW_MS, b"a", CANCEL_A, []))
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, newer)).tick(NOW_MS)
+
+    assert [band_at(score) for score, _ in held(client).due] == [0, 7]
+
+
 class Rewritten(Log):
     """A topic to which the id `a` is always written once more before the follow-ups."""
 
