@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from blackbox.core.parking import BAND_MS, LETTERS, band_of, parked_at
+from blackbox.core.parking import BAND_MS, LETTERS, parked_at
 from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
@@ -161,7 +161,7 @@ def _stretches(
     yield from_ms, to_ms
     # Each band costs a Redis command, and a target has one; dead letters have one of their own.
     if wanted.target is not None:
-        bands: Iterable[int] = sorted({band_of(wanted.target), band_of(LETTERS)})
+        bands: Iterable[int] = inspector.bands_of(shard, {wanted.target, LETTERS})
     else:
         bands = inspector.bands(shard)
     for band in bands if to_ms >= 0 else ():

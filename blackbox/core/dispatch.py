@@ -260,7 +260,8 @@ class Dispatch:
         sent = delivery.ready | delivery.dead
         self._next = None
         self.index.mark_in_flight((), self._removed)
-        changes = self.triage.postpone(sent, overtaken, self.index.parked(), now_ms, ())
+        parked = {**self.index.parked(), **batch.parked}  # `batch.parked` is not in Redis yet
+        changes = self.triage.postpone(sent, overtaken, parked, now_ms, ())
         self._defer(batch.deferred | changes, did, now_ms)
         # without what has come due since: new ids could be overtaken each time
         for part in self.triage.follow_ups.parts(sent, overtaken):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from blackbox.core.parking import LETTERS, band_of, parked_at, waits_for
+from blackbox.core.parking import LETTERS, band_for, parked_at, waits_for
 from blackbox.core.plan import DueEntries, Postponed
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
@@ -69,25 +69,22 @@ class DueBatch:
         # dispatch does not look at parked entries, so a message would not expire in time
         if not may_park(to, refusal) or (to != LETTERS and entry.expires_ms):
             return False
-        return self.park_unless_taken(offset, entry, refusal[1], parked)
+        return self.park(offset, entry, refusal[1], parked)
 
-    def park_unless_taken(
-        self, offset: int, entry: Entry, why: str, parked: Mapping[int, str]
-    ) -> bool:
-        """Park a request, unless another target is parked in its band; return whether it was parked."""
+    def park(self, offset: int, entry: Entry, why: str, parked: Mapping[int, str]) -> bool:
+        """Park a request; return False if other targets have all bands for it."""
         to = waits_for(entry)
         # of two targets in one band, only one would come out
-        if self.parked.setdefault(band_of(to), parked.get(band_of(to), to)) != to:
+        band = band_for(to, {**parked, **self.parked})
+        if band is None:
             return False
-        self.park(offset, entry, why)
-        return True
-
-    def park(self, offset: int, entry: Entry, why: str) -> None:
+        self.parked[band] = to
         if entry.reason is not None:  # a dead letter's detail is for its reader
             entry = entry._replace(waits=max(1, entry.waits))
         elif entry.waits == 0 or entry.detail != why:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
-        self.deferred[offset] = parked_at(band_of(waits_for(entry)), entry.due_ms), entry
+        self.deferred[offset] = parked_at(band, entry.due_ms), entry
+        return True
 
     def park_behind_backlogs(self, due: DueEntries, limited: Container[str]) -> None:
         """Park what comes due for a target with a backlog, so that it goes out in the order of due times.
@@ -99,9 +96,9 @@ class DueBatch:
                 to = waits_for(entry)
                 # one that is not parked would overtake a backlog that waits for a rate, without end
                 waits = not entry.expires_ms or to in limited
-                if waits and offset not in due.released and to in due.backlogs:
+                waits = waits and offset not in due.released and to in due.backlogs
+                if waits and self.park(offset, entry, QUEUED, due.parked):
                     del part[offset]
-                    self.park(offset, entry, QUEUED)
 
     def defer_distant_letters(self, now_ms: int) -> None:
         """Defer dead letters whose records are read from Kafka, except some close together."""

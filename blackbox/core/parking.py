@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from zlib import crc32
 
 from blackbox.records.entry import Entry
@@ -14,6 +16,8 @@ LETTERS = ""
 
 # Scores are doubles, which hold whole numbers exactly up to 1024 bands.
 BANDS = 1021
+# Of these, a target has one of so many: one is free, also with hundreds of parked targets in a shard.
+CHOICES = 32
 
 
 def waits_for(entry: Entry) -> str:
@@ -21,15 +25,29 @@ def waits_for(entry: Entry) -> str:
     return entry.target if entry.reason is None else LETTERS
 
 
-def band_of(target: str) -> int:
-    """The band of a target. Targets that share one must not be parked together."""
+def bands_of(target: str) -> Iterator[int]:
+    """The bands that a target can have, the preferred one first."""
     # crc32, not hash(): the same in every process
-    return 1 + crc32(target.encode()) % BANDS
+    first = crc32(target.encode())
+    return (1 + (first + step) % BANDS for step in range(CHOICES))
+
+
+def band_for(target: str, parked: Mapping[int, str]) -> int | None:
+    """The band to park a target in while these are parked for; None: others have all that it can have."""
+    # where its earlier requests are, even if the preferred band is free again: they come out in one order
+    own = (band for band in bands_of(target) if parked.get(band) == target)
+    free = (band for band in bands_of(target) if band not in parked)
+    return next(chain(own, free), None)
 
 
 def parked_at(band: int, due_ms: int) -> int:
     """The score of an entry in this band; due times before 1970 all get the same one."""
     return band * BAND_MS + max(0, due_ms)
+
+
+def span(band: int) -> tuple[int, str]:
+    """The scores of a band, from its first to before the next band's first."""
+    return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
 
 
 def band_at(score_ms: int) -> int:

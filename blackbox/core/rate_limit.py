@@ -7,12 +7,10 @@ at once, and messages that were cancelled hold up nobody.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from zlib import crc32
 
-from blackbox.core.due_batch import DueBatch
+from blackbox.core.due_batch import LONGEST_RETRY_MS, DueBatch
 from blackbox.core.ports import Rates
-from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.request import Shard
 
 OVER_RATE = "waiting for the rate limit of its target"
@@ -29,19 +27,17 @@ def park_over_rate(
     for offset, entry in batch.ready.items() if limited else ():
         if entry.target in limited:
             ready.setdefault(entry.target, []).append(offset)
+    asked = {target: len(offsets) for target, offsets in ready.items()}
+    counted = pace.count(cluster, asked, now_ms) if ready else {}
     for target, offsets in ready.items():
         # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
-        try:
-            counted = pace.count(cluster, target, len(offsets), now_ms)
-        except (IndexFull, IndexLost):  # no rate limit then: deliveries make room
-            continue
-        for place, offset in enumerate(offsets[max(0, limited[target] - counted) :]):
+        for place, offset in enumerate(offsets[max(0, limited[target] - counted[target]) :]):
             entry = batch.ready.pop(offset)
             # also with `expires_after`: it would be read again and again, and overtake the others
-            if not batch.park_unless_taken(offset, entry, OVER_RATE, parked):
-                second = now_ms // 1000 + 1 + place // limited[target]
-                batch.deferred[offset] = second * 1000, None
+            if not batch.park(offset, entry, OVER_RATE, parked):
+                later_s = min(1 + place // limited[target], LONGEST_RETRY_MS // 1000)
+                batch.deferred[offset] = (now_ms // 1000 + later_s) * 1000, None
 
 
 def within_rates(
@@ -50,12 +46,12 @@ def within_rates(
     """Of the parked messages that may come out, by target, how many may go now."""
     free = dict(released)
     limited = pace.limited()
-    for target in free.keys() & limited.keys():
-        if now_ms < _turn_ms(shard, now_ms // 1000):
-            free[target] = 0
-            continue
-        with suppress(IndexFull, IndexLost):  # no rate limit then, as above
-            free[target] = limited[target] - pace.count(cluster, target, 0, now_ms)
+    waiting = free.keys() & limited.keys()
+    if now_ms < _turn_ms(shard, now_ms // 1000):
+        free |= dict.fromkeys(waiting, 0)
+    elif waiting:
+        counted = pace.count(cluster, dict.fromkeys(waiting, 0), now_ms)
+        free |= {target: limited[target] - counted[target] for target in waiting}
     return {target: count for target, count in free.items() if count > 0}
 
 

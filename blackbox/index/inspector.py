@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from blackbox.core.bits import SEGMENT, Bits
-from blackbox.core.parking import BAND_MS, band_at, parked_at, time_at
+from blackbox.core.parking import BAND_MS, band_at, bands_of, parked_at, span, time_at, waits_for
 from blackbox.core.plan import Positions
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
@@ -64,8 +64,8 @@ class Inspector:
     Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
     version wrote. The number of commands does not depend on the number of entries in the shard. `list_pending` takes
     one or two for each request that it returns, and with `behind` the binary logarithm of how many are due at that
-    instant; `bands` one for each band, `pending_counts` one for each interval. `cold` reads all bitmaps of the cold
-    tier.
+    instant; `bands` one for each band, `bands_of` two for each band that its targets can have, `pending_counts` one
+    for each interval. `cold` reads all bitmaps of the cold tier.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -176,6 +176,19 @@ class Inspector:
                 return
             yield (band := band_at(score))
             first = parked_at(band + 1, 0)
+
+    def bands_of(self, shard: Shard, targets: Collection[str]) -> list[int]:
+        """The bands in which requests are parked for these targets."""
+        keys = Keys(shard)
+        possible = sorted({band for target in targets for band in bands_of(target)})
+        firsts = self._clients.together(*(by_score(keys.due, *span(b), 0, 1) for b in possible))
+        held = {band: names[0] for band, names in zip(possible, firsts, strict=True) if names}
+        heads = self._heads([keys.message(name) for name in held.values()])
+        return [
+            band
+            for band, (entry, _) in zip(held, heads, strict=True)
+            if entry is None or waits_for(entry) in targets
+        ]
 
     def _whole(self, names: Sequence[bytes], most_bytes: int) -> list[tuple[Entry | None, int]]:
         # Sizes first: a hundred messages may have a megabyte each.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, waits_for
+from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, span, waits_for
 from blackbox.core.plan import Postponed
 from blackbox.index.command_builder import CHUNK, zadd_chunks
 from blackbox.index.connection import pack
@@ -151,11 +151,6 @@ class PostponingChanges(Lookups):
                     count += 1
                 changes[int(name, 16)] = at_ms, entry
             self.defer(changes, now_ms)
-
-
-def span(band: int) -> tuple[int, str]:
-    """The scores of a band, from its first to before the next band's first."""
-    return parked_at(band, 0), f"({parked_at(band + 1, 0)}"
 
 
 def not_emptied(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import redis
 
+from blackbox.core.parking import bands_of, parked_at
 from blackbox.core.plan import Positions
 from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
+from blackbox.index.shared_state import SharedState
 from blackbox.records import entry as entries
 from blackbox.records.errors import IndexFull, PositionsMoved
+from blackbox.rules.file import RulesFile
+from blackbox.rules.target_rates import TargetRates
 from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, entry, held, store
 
@@ -163,3 +168,22 @@ def test_requests_are_postponed_in_a_full_redis(index: ShardIndex, client: redis
     assert [offset for offset, _ in due.entries] == list(range(2, end - 1))
     postpone = index.due(NOW_MS + 60_000, end).entries[-2:]
     assert postpone == [(0, entries.encode(binary)), (1, entries.encode(binary))]
+
+
+def test_a_full_redis_parks_what_exceeds_a_rate_and_the_rate_is_kept(
+    index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    end, band = fill(index, client), next(bands_of("orders"))
+    rules = tmp_path / "callers.toml"
+    rules.write_text("[targets.orders]\nmessages_per_second = 1")
+    pace = TargetRates(RulesFile(rules), SharedState(pool(own_server.url)))
+    assert pace.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 0}
+    assert pace.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 1}
+
+    index.defer(
+        {o: (parked_at(band, NOW_MS), entry()._replace(target="orders")) for o in range(end)},
+        NOW_MS,
+    )
+
+    assert not index.due(NOW_MS, end).entries
+    assert index.parked() == {band: "orders"}

@@ -11,7 +11,7 @@ import redis
 
 from blackbox.admin import pending
 from blackbox.admin.pending import PendingFilter, page
-from blackbox.core.parking import parked_at
+from blackbox.core.parking import LETTERS, bands_of, parked_at
 from blackbox.core.plan import Positions
 from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
@@ -20,7 +20,7 @@ from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardS
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import ForeignIndex, IndexLost
-from blackbox.records.request import Shard, member
+from blackbox.records.request import Reason, Shard, member
 from tests.contract.conftest import Backend, Opener, start_redis
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
 
@@ -301,3 +301,24 @@ def test_parked_requests_are_listed_last_in_the_order_of_their_due_times(
     assert listed(PendingFilter(from_ms=NOW_MS + 11, to_ms=NOW_MS + 14)) == [14, 12, 11, 13]
     standing = inspector.shard_stats(SHARD, NOW_MS + 14)
     assert (standing.pending, standing.due_now, standing.next_due_ms) == (6, 1, NOW_MS + 15)
+
+
+def test_the_parked_requests_of_a_target_are_found_in_any_band_that_it_can_have(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    first, second, *_, last = bands_of("orders")
+    letter = entry(NOW_MS)._replace(target="orders", reason=Reason.EXPIRED)
+    store(index, 10, 14, {offset: entry(NOW_MS) for offset in range(10, 14)})
+    index.defer(
+        {
+            10: (parked_at(first, NOW_MS), entry(NOW_MS)._replace(target="another")),
+            11: (parked_at(second, NOW_MS), entry(NOW_MS)._replace(target="orders")),
+            12: (parked_at(next(bands_of(LETTERS)), NOW_MS), letter),
+            13: (parked_at(last, NOW_MS), entry(NOW_MS)._replace(target="third")),
+        },
+        NOW_MS,
+    )
+
+    found, _ = page(inspector, [SHARD], PendingFilter(target="orders"), None, 9)
+    assert {one.cursor.offset for one in found} == {11, 12}
+    assert inspector.bands_of(SHARD, {"orders"}) == [second]

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.parking import BAND_MS, band_of, parked_at
+from blackbox.core.parking import BAND_MS, bands_of, parked_at
 from blackbox.core.plan import (
     Binding,
     Carried,
@@ -894,7 +894,7 @@ def test_negative_and_huge_due_times_keep_their_order(index: ShardIndex) -> None
 
 
 def parked(target: str, due_ms: int) -> Postponed:
-    return parked_at(band_of(target), due_ms), entry(due_ms)._replace(target=target)
+    return parked_at(next(bands_of(target)), due_ms), entry(due_ms)._replace(target=target)
 
 
 def test_parked_requests_are_pending_and_not_due_until_they_are_released(

@@ -2291,8 +2291,8 @@ BUGS = (
         (
             Change(
                 "rules/target_rates.py",
-                '        at = Second("messages", f"{cluster}/{target}", now_ms // 1000)\n',
-                '        at = Second("messages", target, now_ms // 1000)\n',
+                'Second("messages", f"{cluster}/{to}", now_ms // 1000)',
+                'Second("messages", to, now_ms // 1000)',
             ),
         ),
         (),
@@ -2384,6 +2384,96 @@ BUGS = (
         (),
         (
             "tests/unit/test_dispatch.py::test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record",
+        ),
+    ),
+    Bug(
+        "a-band-is-shared",
+        "A target whose preferred band is taken is not parked: its whole backlog is read again in each second.",
+        (
+            Change(
+                "core/parking.py",
+                "    return next(chain(own, free), None)\n",
+                "    return next(chain(own, [b for b in free if b == next(bands_of(target))]), None)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_backlog_whose_preferred_band_is_taken_is_not_read_in_each_second",
+        ),
+    ),
+    Bug(
+        "a-backlog-in-two-bands",
+        "A target whose preferred band becomes free has its later requests there, and earlier ones in another band.",
+        (
+            Change(
+                "core/parking.py",
+                "    return next(chain(own, free), None)\n",
+                "    return next((b for b in bands_of(target) if parked.get(b, target) == target), None)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again",
+        ),
+    ),
+    Bug(
+        "a-used-up-second-is-counted",
+        "In the rest of a second in which the rates of targets are used up, Redis is asked about them at each check.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "known[at] < limited.get(to, math.inf)",
+                "to in limited",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_redis_is_not_asked_about_a_second_that_is_used_up",
+        ),
+    ),
+    Bug(
+        "a-silent-redis-is-asked-at-once",
+        "While Redis cannot count the messages to targets with a rate, all shards wait for it at each check.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "            if not more or now_s < self._ask_at_s:\n",
+                "            if not more:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_a_redis_that_does_not_answer_is_asked_again_after_a_while_by_one_shard",
+        ),
+    ),
+    Bug(
+        "rates-only-with-redis",
+        "While Redis cannot count, targets with a rate get all messages at once.",
+        (
+            Change(
+                "rules/target_rates.py",
+                "        before = known if before is None else before\n",
+                "        before = 0 if before is None else before\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_target_rates.py::test_while_redis_cannot_count_a_process_keeps_to_the_rate_by_itself",
+        ),
+    ),
+    Bug(
+        "a-band-of-the-batch",
+        "A request that a later record ends is parked in a band in which its batch parks requests of another target.",
+        (
+            Change(
+                "core/dispatch.py",
+                "        parked = {**self.index.parked(), **batch.parked}",
+                "        parked = self.index.parked()",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes",
         ),
     ),
 )

@@ -26,12 +26,13 @@ from blackbox.core.due_batch import (
 from blackbox.core.follow_ups import CONTENDED_MS, FollowUps
 from blackbox.core.interpret import MOST_REFUSED_BYTES, refused_entry
 from blackbox.core.letter_record import RECORD_GONE
-from blackbox.core.parking import band_at, band_of
+from blackbox.core.parking import BANDS, band_at, bands_of
 from blackbox.core.plan import Batch, Bounds, Carried, Cold, DueEntries, Positions
-from blackbox.core.rate_limit import next_turn_ms
+from blackbox.core.rate_limit import TURNS_MS, next_turn_ms
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import ALONE_PER_TICK, LETTER_LATER_MS, Triage
 from blackbox.formats import Options, make_format
+from blackbox.index.connection import Clients
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.shared_state import SharedState
@@ -41,6 +42,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.errors import (
     Fenced,
     IndexFull,
+    IndexLost,
     JournalLost,
     PositionsMoved,
     RecoveryRequired,
@@ -593,7 +595,7 @@ def test_dead_letters_are_parked_while_their_topic_is_missing(
     assert writer.sent_to("orders") == [1]
     assert (did.dead, did.retried) == ({}, 1)
     [(score, offset)] = held(client).due
-    assert (band_at(score), offset) == (band_of(parking.LETTERS), 0)
+    assert (band_at(score), offset) == (next(bands_of(parking.LETTERS)), 0)
     for second in range(10):
         assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is not touched again"
     targets.refusals.clear()
@@ -874,7 +876,7 @@ def test_a_batch_read_ahead_does_not_overtake_requests_that_the_previous_one_par
 def test_consecutive_batches_do_not_park_two_targets_in_one_band(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
     away = Reason.UNREACHABLE, "no leader"
     targets.refusals |= {"orders": away, "cards": away}
     dispatch = make(batch_limit=4)
@@ -968,7 +970,7 @@ def test_a_request_expires_while_its_target_is_unavailable(
 def test_two_targets_with_the_same_band_wait_separately(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("blackbox.core.due_batch.band_of", lambda target: 7)
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
     pend(to("orders"), to("bills"))
     targets.refusals |= dict.fromkeys(("orders", "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
@@ -1033,15 +1035,12 @@ def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_resta
     assert [o.topic for o in writer.committed] == [LETTERS]
 
 
-def test_a_dead_letter_in_a_shared_band_keeps_its_payload_without_being_rewritten(
-    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any
+def test_a_dead_letter_without_a_free_band_keeps_its_payload_without_being_rewritten(
+    dispatch: Dispatch, pend: Pend, targets: FakeTargets, client: Any, monkeypatch: Any
 ) -> None:
-    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of(parking.LETTERS))
-    pend(to(other))
-    targets.refusals = {
-        LETTERS: (Reason.UNREACHABLE, "no leader"),
-        other: (Reason.UNREACHABLE, "no leader"),
-    }
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    pend(to("bills"))
+    targets.refusals = dict.fromkeys((LETTERS, "bills"), (Reason.UNREACHABLE, "no leader"))
     dispatch.tick(NOW_MS)
     parked = held(client).due
     pend(to()._replace(reason=Reason.EXPIRED, detail="due 9 ms ago", waits=6))
@@ -1053,14 +1052,55 @@ def test_a_dead_letter_in_a_shared_band_keeps_its_payload_without_being_rewritte
         assert stored_entry(client, 1).waits == 6
 
 
+def prefers_the_same_band(target: str) -> str:
+    """Another target, which would be parked in the same band."""
+    band = next(bands_of(target))
+    return next(f"t{n}" for n in numbers() if next(bands_of(f"t{n}")) == band)
+
+
+@pytest.mark.parametrize("is_opened_anew", [False, True])
+def test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
+    connections: Any, is_opened_anew: bool,
+) -> None:  # fmt: skip
+    other, away = prefers_the_same_band("orders"), (Reason.UNREACHABLE, "no leader")
+    targets.refusals |= {other: away, "orders": away}
+    pend(to(other), to())
+    dispatch.tick(NOW_MS)
+    assert len({band_at(score) for score, _ in held(client).due}) == 2
+    del targets.refusals[other]
+    dispatch.tick(NOW_MS)
+    if is_opened_anew:
+        dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+        dispatch.index.load()
+    pend(to())
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to(other) == [0]
+    assert len({band_at(score) for score, _ in held(client).due}) == 1
+    targets.refusals.clear()
+    dispatch.tick(NOW_MS)
+    assert writer.sent_to("orders") == [1, 2]
+
+
+def test_hundreds_of_parked_targets_have_a_band_each() -> None:
+    parked: dict[int, str] = {}
+    for number in range(BANDS // 2):
+        band = parking.band_for(f"target-{number}", parked)
+        assert band is not None
+        assert band not in parked
+        parked[band] = f"target-{number}"
+    assert all(0 < band <= BANDS for band in parked)
+
+
 class NoPace:
     """Rules without any rate."""
 
     def limited(self) -> dict[str, int]:
         return {}
 
-    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
-        raise AssertionError(target)
+    def count(self, cluster: str, more: Mapping[str, int], now_ms: int) -> dict[str, int]:
+        raise AssertionError(more)
 
 
 def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
@@ -1077,26 +1117,6 @@ def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
 
     dispatch.tick(NOW_MS + 5000)
     assert [receipt.read for receipt in writer.receipts] == [1, 2]
-
-
-class FullPace:
-    """A rate that cannot be counted, as Redis has no room."""
-
-    def limited(self) -> dict[str, int]:
-        return {"orders": 1}
-
-    def count(self, cluster: str, target: str, more: int, now_ms: int) -> int:
-        raise IndexFull("OOM")
-
-
-def test_a_rate_that_redis_cannot_count_delays_no_message(
-    make: Make, pend: Pend, writer: FakeWriter
-) -> None:
-    pend(to(), to("bills"))
-
-    make(pace=FullPace()).tick(NOW_MS)
-
-    assert sorted(o.topic for o in writer.committed) == ["bills", "orders"]
 
 
 Paced = Callable[[str], TargetRates]
@@ -1176,6 +1196,52 @@ def test_the_rate_of_a_target_is_that_of_its_own_cluster(
     assert writer.sent_to("orders") == [0, 1]
 
 
+def test_a_rate_that_redis_cannot_count_is_kept_and_delays_no_other_target(
+    make: Make, pend: Pend, writer: FakeWriter, paced: Paced, monkeypatch: Any
+) -> None:
+    dispatch = make(pace=one_per_second(paced))
+    trips = 0
+
+    def silent(clients: Clients, *commands: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        raise IndexLost("no answer")
+
+    monkeypatch.setattr(Clients, "together", silent)
+    pend(*(to() for _ in range(5)), to("bills"))
+    for later_ms in range(0, 3000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+
+    assert (writer.sent_to("orders"), writer.sent_to("bills")) == ([0, 1, 2], [5])
+    assert trips == 1, "each takes as long as a timeout"
+
+
+def test_targets_with_a_rate_are_counted_together(
+    make: Make, pend: Pend, paced: Paced, monkeypatch: Any
+) -> None:
+    slow = [f"slow-{number}" for number in range(5)]
+    dispatch = make(
+        pace=paced("".join(f"[targets.{to}]\nmessages_per_second = 1\n" for to in slow))
+    )
+    trips, together = 0, Clients.together
+
+    def counting(clients: Clients, *commands: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        return together(clients, *commands)
+
+    monkeypatch.setattr(Clients, "together", counting)
+    pend(*(to(target) for target in slow * 3))
+    dispatch.tick(NOW_MS)
+    assert trips == 1
+    dispatch.tick(NOW_MS + TURNS_MS)
+    assert trips == 1, "this second is used up"
+
+    pend(*(to(target, NOW_MS + 1000) for target in slow))
+    dispatch.tick(NOW_MS + 1000 + TURNS_MS)
+    assert trips == 3, "to look how many may come out, and to count them"
+
+
 def test_shards_take_turns_in_the_rate_of_a_target() -> None:
     shards = [Shard("TB", partition) for partition in range(4)]
     seconds = range(NOW_MS, NOW_MS + 400_000, 1000)
@@ -1216,17 +1282,60 @@ def test_requests_with_expires_after_wait_for_a_rate_like_all_others(
     assert {told(letter(writer, offset))[0] for offset in expired} == {"expired"}
 
 
-def test_what_shares_a_band_with_another_parked_target_waits_for_its_rate(
+def test_a_target_whose_preferred_band_is_taken_waits_for_its_rate(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced
 ) -> None:
-    other = next(f"t{n}" for n in numbers() if band_of(f"t{n}") == band_of("orders"))
+    other = prefers_the_same_band("orders")
     targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(pace=one_per_second(paced))
-    pend(to(other), *(to() for _ in range(5)))
+    pend(to(other), *(to() for _ in range(100)))
+    dispatch.tick(NOW_MS)
+    for later_ms in range(1000, 4000, 100):
+        dispatch.tick(NOW_MS + later_ms)
+    assert writer.sent_to("orders") == [1, 2, 3, 4]
 
-    for later_ms in range(0, 5000, 100):
+    dispatch.triage = replace(
+        dispatch.triage, pace=paced("[targets.orders]\nmessages_per_second = 1000")
+    )
+    for later_ms in range(4000, 6000, 100):
         dispatch.tick(NOW_MS + later_ms)
 
+    assert writer.sent_to("orders") == list(range(1, 101))
+
+
+def test_a_backlog_whose_preferred_band_is_taken_is_not_read_in_each_second(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced
+) -> None:
+    other = prefers_the_same_band("orders")
+    targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
+    rates = paced("[targets.orders]\nmessages_per_second = 10")
+    dispatch = make(pace=rates, batch_limit=10)
+    pend(to(other), *(to() for _ in range(200)))
+    while dispatch.tick(NOW_MS).is_full:
+        pass
+
+    pend(to("bills", due_ms=NOW_MS + 1500))
+    dispatch.tick(NOW_MS + 1500)
+
+    assert writer.sent_to("bills") == [201]
+
+
+def test_messages_over_a_rate_without_a_free_band_wait_for_a_minute_at_most(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, paced: Paced, client: Any,
+    monkeypatch: Any,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    targets.refusals["bills"] = (Reason.UNREACHABLE, "no leader")
+    pend(to("bills"), *(to() for _ in range(100)))
+    dispatch = make(pace=one_per_second(paced))
+    dispatch.tick(NOW_MS)
+
+    times = [score for score, _ in held(client).due if not band_at(score)]
+    assert len(times) == 99
+    assert NOW_MS < min(times) <= NOW_MS + 1000
+    assert max(times) <= NOW_MS + LONGEST_RETRY_MS
+    for later_ms in range(1000, 5000, 100):
+        dispatch.tick(NOW_MS + later_ms)
     assert writer.sent_to("orders") == [1, 2, 3, 4, 5]
 
 
@@ -1488,7 +1597,7 @@ def test_the_dead_letter_of_a_record_without_timestamp_is_parked_and_delivered(
     targets.refusals[LETTERS] = UNKNOWN
     dispatch.tick(NOW_MS)
     [(score, _)] = held(client).due
-    assert band_at(score) == band_of(parking.LETTERS)
+    assert band_at(score) == next(bands_of(parking.LETTERS))
     targets.refusals.clear()
     dispatch.tick(NOW_MS)
     assert writer.sent_to(LETTERS) == [0]
@@ -1752,7 +1861,7 @@ def test_dead_letters_of_large_records_are_parked_while_their_topic_is_missing(
 
     dispatch.tick(NOW_MS)
 
-    assert {band_at(score) for score, _ in held(client).due} == {band_of(parking.LETTERS)}
+    assert {band_at(score) for score, _ in held(client).due} == {next(bands_of(parking.LETTERS))}
 
 
 def test_a_request_reread_with_a_later_due_time_does_not_delay_others(
@@ -2393,6 +2502,26 @@ def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     assert [outgoing.topic for outgoing in writer.committed] == ["bills"]
     assert held(client).due == [(NOW_MS + 1000, 0)]
     assert not client.exists(PREFIX + "in-flight")
+
+
+def test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
+    away = Reason.UNREACHABLE, "no leader"
+    targets.refusals["bills"] = away
+
+    class Newer(Log):
+        def requests(self, start: int, end: int) -> Iterator[Batch]:
+            targets.refusals["orders"] = away
+            return super().requests(start, end)
+
+    pend(RECURS, to("bills"))
+    writer._ends["TB/3"] = 5
+    newer = Newer(Record(4, NOW_MS, b"a", CANCEL_A, []))
+    make(follow_ups=FollowUps(SHARD, COUNTDOWN, newer)).tick(NOW_MS)
+
+    assert [band_at(score) for score, _ in held(client).due] == [0, 7]
 
 
 class Rewritten(Log):

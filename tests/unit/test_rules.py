@@ -16,7 +16,6 @@ from blackbox.rules import file
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
-from blackbox.rules.target_rates import TargetRates
 from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
@@ -193,17 +192,3 @@ def test_the_limit_of_pending_requests_includes_those_just_admitted(
 
     assert list(judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])) == [2]
     assert list(judge.over_quota(SHARD, 4, [asked(3)])) == [3]
-
-
-def test_a_rate_is_counted_for_each_second_of_each_topic_of_each_cluster(
-    tmp_path: Path, counted: Counted
-) -> None:
-    path = tmp_path / "callers.toml"
-    path.write_text("[targets.orders]\nmessages_per_second = 2")
-    pace = TargetRates(RulesFile(path), counted)
-
-    assert pace.limited() == {"orders": 2}
-    assert pace.count("cluster", "orders", 5, NOW_MS) == 0
-    assert pace.count("cluster", "orders", 0, NOW_MS) == 5
-    assert pace.count("cluster", "orders", 1, NOW_MS + 1000) == 0
-    assert pace.count("another", "orders", 1, NOW_MS) == 0
