@@ -1098,6 +1098,21 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "follow-ups-in-one-batch",
+        "Copies and other follow-ups are sent to a topic with a small limit in one record batch.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        place = self._parts.place(message, *(form for _, forms in follow_ups for form in forms[:1]))\n",
+                "        place = self._parts.place(message)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_copies_too_large_for_one_batch_are_sent_in_parts_of_one_transaction",
+        ),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
@@ -1294,8 +1309,8 @@ BUGS = (
         (
             Change(
                 "records/topic_limits.py",
-                "        if self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
-                "        if self._count == -1:\n",
+                "        if is_full or self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
+                "        if is_full:\n",
             ),
         ),
         (),
