@@ -1098,6 +1098,21 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "payload-of-a-cancelled-request",
+        "Dispatch writes the payload of a postponed request that another process has just cancelled.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)\n",
+                "                commands += self._defer_commands(pending, done.now_ms)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_request_cancelled_elsewhere_while_it_is_postponed_leaves_no_payload",
+        ),
+    ),
+    Bug(
         "follow-ups-in-one-batch",
         "Copies and other follow-ups are sent to a topic with a small limit in one record batch.",
         (
