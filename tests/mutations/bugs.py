@@ -1113,6 +1113,21 @@ BUGS = (
         ),
     ),
     Bug(
+        "receipts-limited-by-the-brokers",
+        "A receipts topic is created with the default of the brokers for max.message.bytes.",
+        (
+            Change(
+                "journal/own_topics.py",
+                "            settings = UNLIMITED_RETENTION | BROKER_TIMESTAMPS | ROOM_FOR_RECEIPTS\n",
+                "            settings = UNLIMITED_RETENTION | BROKER_TIMESTAMPS\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_own_topics.py::test_a_new_receipts_topic_takes_large_receipts_whatever_the_default_of_the_brokers",
+        ),
+    ),
+    Bug(
         "follow-ups-in-one-batch",
         "Copies and other follow-ups are sent to a topic with a small limit in one record batch.",
         (
