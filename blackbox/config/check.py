@@ -16,6 +16,7 @@ from blackbox.index.redis_servers import NotAnswered, RedisNode, RedisServers
 from blackbox.journal.topics import FOR_EVER, Described, Topics, TopicSettings, receipts_topic
 from blackbox.records.clock import MAX_SKEW_MS, Clock
 from blackbox.records.errors import IndexLost
+from blackbox.records.receipt import RECEIPTS_TOPIC_BYTES
 
 MINIMUM_REDIS = (6, 2)
 _DAY_MS = 86_400_000
@@ -164,6 +165,9 @@ def journal_findings(
         name, timestamp_type = receipts_topic(topic), receipts.timestamp_type
         # A rebuild needs receipts of any age; blackbox itself removes the others.
         yield from _retention_findings(name, receipts, "short_receipts", FOR_EVER)
+        if receipts.max_message_bytes < RECEIPTS_TOPIC_BYTES:
+            have, wanted = receipts.max_message_bytes, RECEIPTS_TOPIC_BYTES
+            yield finding("small_receipts", topic=name, have=have, wanted=wanted)
         # Kafka's clock is known from the timestamps of receipts alone.
         if timestamp_type != "LogAppendTime":
             yield finding("unstamped_receipts", topic=name, type=timestamp_type)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from blackbox.core.due_batch import DueBatch, as_dead, is_in_kafka
 from blackbox.core.letter_record import stand_in
@@ -53,23 +53,27 @@ class DeliveryTransaction:
         self._places: Places = {}
         self._letters: Places = {}
         self._follow_ups: Places = {}
+        self._beside = self._make_follow_ups()
         topics = {entry.target for entry in self.ready.values()} | {triage.dead_letter_topic}
-        ended = [*self.ready.values(), *self.dead.values()]
-        if triage.follow_ups.has_some(ended):
-            topics.update(*(triage.follow_ups.topics(entry) for entry in ended))
+        topics |= {forms[0].topic for beside in self._beside.values() for forms in beside}
         self._limits = triage.targets.limits(topics)
         self._parts = RecordBatches(self._limits)
         self.left_out: set[int] = set()
         self._receipt_bytes = 0
         self._named: set[str] = set()
+        self._suspects: dict[int, Refusal] = {}
 
     @property
     def apart(self) -> Collection[int]:
-        """The messages that were sent in record batches of their own."""
+        """The requests that were sent in record batches of their own."""
         return self._parts.apart
 
     def send(self) -> bool:
-        """Send messages and dead letters; defer those for a later transaction; return whether any is left."""
+        """Send messages, dead letters and their follow-ups; defer those for a later transaction.
+
+        Return whether any is left. Raises Refused, after an abort, if the topic of a follow-up may take
+        it later.
+        """
         # messages first: those that the client refuses become dead letters of this transaction
         later = self._send_messages()
         refused_now = {o: e for o, e in self.dead.items() if o not in self._batch.dead}
@@ -83,27 +87,8 @@ class DeliveryTransaction:
         for part in (self.ready, self.dead, self._batch.ready, self._batch.dead):
             for offset in self.left_out & part.keys():
                 del part[offset]
+        self._take_back(self._suspects)
         return bool(self.ready or self.dead)
-
-    def send_follow_ups(self) -> None:
-        """Send the follow-ups, in a smaller form if the topic would refuse them, or not at all.
-
-        Raises Refused, after an abort, if their topic may take some later.
-        """
-        follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
-        if not follow_ups.has_some(ended.values()):
-            return
-        delivered = {o: entry for o, entry in self.ready.items() if o not in self.dead}
-        suspects: dict[int, Refusal] = {}
-        for part, places in (
-            (follow_ups.requests(ended, self._now_ms), self._follow_ups),
-            (follow_ups.copies(delivered), {}),  # receipts do not name copies
-        ):
-            for message in part:
-                refusal = self._send_follow_up(message, ended[message.offset], places)
-                if refusal is not None:
-                    suspects[message.offset] = refusal
-        self._take_back(suspects)
 
     def flush(self) -> Mapping[int, Refusal]:
         """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
@@ -144,18 +129,45 @@ class DeliveryTransaction:
             read=self._known,
         )
 
-    def _send_follow_up(self, message: Outgoing, entry: Entry, places: Places) -> Refusal | None:
-        """Send a follow-up in the largest form that its topic takes; return why it must be sent later."""
-        limits = self._limits.get(message.topic, NO_LIMITS)
-        refusal: Refusal | None = None
-        for form in self._triage.follow_ups.forms(message, entry):
-            refusal = limits.refusal(form) or self._writer.send(form, places)
-            if refusal is None or refusal[0] in MAY_COME_BACK:
-                return refusal
-        # it would be refused each time, and the request could never end
-        where = self._triage.shard.source(message.offset)
-        logger.error("%s: ends without its record in %s: %s", where, message.topic, refusal)
-        return None
+    def _make_follow_ups(self) -> dict[int, list[Sequence[Outgoing]]]:
+        """The follow-ups of each request, each in all of its forms; a copy is for a message only."""
+        follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
+        made: dict[int, list[Sequence[Outgoing]]] = {}
+        if follow_ups.has_some(ended.values()):
+            requests = follow_ups.requests(ended, self._now_ms)
+            for message in chain(requests, follow_ups.copies(self.ready)):
+                forms = follow_ups.forms(message, ended[message.offset])
+                made.setdefault(message.offset, []).append(forms)
+        return made
+
+    def _follow_ups_of(self, offset: int) -> Iterator[tuple[Outgoing, list[Outgoing]]]:
+        """The follow-ups of a request, each with the forms that its topic takes, the largest first."""
+        for forms in self._beside.get(offset, ()):
+            largest = forms[0]
+            # a message that the client refused is a dead letter now, and not copied
+            if offset not in self.dead or largest.topic == self._triage.shard.topic:
+                limits = self._limits.get(largest.topic, NO_LIMITS)
+                yield largest, [form for form in forms if limits.refusal(form) is None]
+
+    def _send_follow_ups(self, offset: int) -> None:
+        """Send the follow-ups of a request, each in the largest form that is accepted, or not at all."""
+        for largest, forms in self._follow_ups_of(offset) if self._beside else ():
+            topic = largest.topic
+            # receipts do not name copies
+            places = self._follow_ups if topic == self._triage.shard.topic else {}
+            refusal = self._limits.get(topic, NO_LIMITS).refusal(largest)
+            for form in forms:
+                refusal = self._writer.send(form, places)
+                if refusal is None or refusal[0] in MAY_COME_BACK:
+                    break
+            if refusal is None:
+                continue
+            if refusal[0] in MAY_COME_BACK:
+                self._suspects[offset] = refusal
+                continue
+            # it would be refused each time, and the request could never end
+            where = self._triage.shard.source(offset)
+            logger.error("%s: ends without its record in %s: %s", where, topic, refusal)
 
     def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
@@ -169,7 +181,9 @@ class DeliveryTransaction:
         for message in deliveries(self._triage.shard, self.ready):
             if self._has_place(message, later):
                 refusal = self._writer.send(message, self._places)
-                if refusal is not None:
+                if refusal is None:
+                    self._send_follow_ups(message.offset)
+                else:
                     self.dead[message.offset] = as_dead(self.ready[message.offset], refusal)
         return later
 
@@ -188,12 +202,12 @@ class DeliveryTransaction:
                 # written again: its payload must outlive the wait
                 later[offset] = UNFIT_LATER_MS, entry
             # if the client refuses a form that the topic would take, the next smaller one is sent
-            elif self._has_place(fitting[0], later) and all(
-                self._writer.send(form, self._letters) is not None for form in fitting
-            ):
-                raise RecoveryRequired(
-                    f"{shard.source(offset)}: no form of its dead letter can be sent"
-                )
+            elif self._has_place(fitting[0], later):
+                if all(self._writer.send(form, self._letters) is not None for form in fitting):
+                    raise RecoveryRequired(
+                        f"{shard.source(offset)}: no form of its dead letter can be sent"
+                    )
+                self._send_follow_ups(offset)
         if unfit:
             self._triage.log_waiting_letters(len(unfit), unfit[0][1])
         for offset in later:
@@ -211,14 +225,15 @@ class DeliveryTransaction:
         return list(islice(forms, entry.shortened % FORMS, None))
 
     def _has_place(self, message: Outgoing, later: dict[int, Postponed]) -> bool:
-        """Whether a message goes into this transaction, if need be after a flush.
+        """Whether a message goes into this transaction with its follow-ups, if need be after a flush.
 
         If not, add it to `later`, or to `left_out`.
         """
         if not self._fits_receipt(message.topic):
             self.left_out.add(message.offset)
             return False
-        place = self._parts.place(message)
+        follow_ups = self._follow_ups_of(message.offset) if self._beside else ()
+        place = self._parts.place(message, *(form for _, forms in follow_ups for form in forms[:1]))
         if place == "later":
             later[message.offset] = PART_LATER_MS + len(later), None  # in this order
         elif place == "next":

@@ -175,7 +175,6 @@ class Dispatch:
                 self._defer(batch.deferred, did, now_ms)
                 return
             did.is_full |= bool(delivery.left_out)  # then look again at once
-            delivery.send_follow_ups()
             # while Kafka takes this batch; `flush` waits for it
             if reads_ahead:
                 self._next = self._read_ahead(now_ms, batch)

@@ -188,18 +188,15 @@ class Triage:
     ) -> dict[int, Postponed]:
         """Postpone what the broker refused: parked, later, alone, or as a dead letter.
 
-        The messages `apart` were sent in record batches of their own.
+        The requests `apart` were sent in record batches of their own.
         """
         aside, crowded = DueBatch(), set[str]()
         unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
         unavailable = self.reported_unavailable({self._destination(batch[o]) for o in unreachable})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
             entry = batch[offset]
-            # its follow-ups share a batch with those of others, and may be what was refused
-            has_follow_ups = bool(self.follow_ups.topics(entry))
-            is_apart = offset in apart and not has_follow_ups
             # then the refusal is its own fault
-            is_alone = entry.alone or len(suspects) == 1 or is_apart
+            is_alone = entry.alone or len(suspects) == 1 or offset in apart
             unavailable_now = unavailable.get(self._destination(entry))
             if unavailable_now is not None and aside.park_if_possible(
                 offset, entry, unavailable_now, parked
@@ -208,9 +205,9 @@ class Triage:
             # a dead letter, refused often enough for a reason that may be in its content
             has_tried = entry.reason is not None and entry.attempts >= self.retries
             is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
-            is_crowded = refusal[0] == Reason.TOO_LARGE and not has_follow_ups
-            if is_crowded and not is_alone:  # all of them together may be too large
-                crowded.add(self._destination(entry))
+            if refusal[0] == Reason.TOO_LARGE and not is_alone:
+                # all of them together may be too large, or all of their follow-ups
+                crowded.update((self._destination(entry), *self.follow_ups.topics(entry)))
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 # one of them may be at fault: a transaction for each shows which

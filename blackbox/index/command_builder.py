@@ -33,6 +33,7 @@ class CommandBuilder:
         self._grace_s = grace_s
         self._keys = keys = Keys(shard)
         self._set_ex = set_ex_template(keys)
+        self._set_ex_if_there = set_ex_template(keys, only_there=True)
         # A new one for each opening: positions alone do not show that Redis was rolled back and
         # brought to the same place again by another owner.
         self._token = token_hex(8).encode()
@@ -61,9 +62,12 @@ class CommandBuilder:
         bound = {} if binding is None else binding._asdict()
         return (b"token", self._token, *chain.from_iterable(bound.items()))
 
-    def _set_payload(self, offset: int, stored: bytes, due_ms: int, now_ms: int) -> bytes:
+    def _set_payload(
+        self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, only_there: bool = False
+    ) -> bytes:
         expires_s = b"%d" % self._expires_s(due_ms, now_ms)
-        return self._set_ex % (offset, len(stored), stored, len(expires_s), expires_s)
+        template = self._set_ex_if_there if only_there else self._set_ex
+        return template % (offset, len(stored), stored, len(expires_s), expires_s)
 
     def _keep_payload(self, offset: int, due_ms: int, now_ms: int) -> bytes:
         """The command that keeps a payload as long as an entry with this score needs it."""

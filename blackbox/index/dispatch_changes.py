@@ -161,6 +161,11 @@ class DispatchChanges(PostponingChanges):
             for _ in range(MAX_CONTENTION):
                 keys = [self._keys.receipts, *([self._keys.ids] if freed else [])]
                 found, pending = self._watch_pending(done.postpone, *keys)
+                # A cancel changes nothing that is watched: it removes a payload, and only one that
+                # is there is replaced. For what Redis lost, nothing shows the cancel but the state.
+                is_whole = self._has_payloads(pending)
+                if not is_whole:
+                    found, pending = self._watch_pending(pending, self._keys.state)
                 unread: Sequence[int] = ()
                 # Watched only if something depends on it: intake moves `requests` all the time, and
                 # each of the two would make the other one retry.
@@ -169,7 +174,7 @@ class DispatchChanges(PostponingChanges):
                     unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
                 commands = list(self._commands_that_settle(done, found, holders, unread))
-                commands += self._defer_commands(pending, done.now_ms)
+                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)
                 # Deliveries must leave a full Redis, because they make room in it.
                 if self._exec_even_if_full(commands, found):
                     self.positions = Positions(found.requests, done.receipts)

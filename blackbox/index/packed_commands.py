@@ -10,16 +10,22 @@ KeyedCommand = tuple[str, bytes, *tuple[bytes | str | int, ...]]
 """A command whose first argument is a key."""
 
 
-def set_ex_template(keys: Keys) -> bytes:
-    """A packed `SET <message key> <entry> EX <seconds>`.
+def set_ex_template(keys: Keys, *, only_there: bool = False) -> bytes:
+    """A packed `SET <message key> <entry> EX <seconds> [XX]`.
 
     To be filled with (offset, length and bytes of the entry, length and digits of the seconds).
     """
     # One template for all entries: four times faster than to pack each command.
     key = keys.message(b"")
-    return b"*5\r\n$3\r\nSET\r\n$%d\r\n%b%%016x\r\n$%%d\r\n%%b\r\n$2\r\nEX\r\n$%%d\r\n%%b\r\n" % (
-        len(key) + 16,
-        key,
+    option = b"$2\r\nXX\r\n" if only_there else b""
+    return (
+        b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b%%016x\r\n$%%d\r\n%%b\r\n$2\r\nEX\r\n$%%d\r\n%%b\r\n%b"
+        % (
+            5 + bool(option),
+            len(key) + 16,
+            key,
+            option,
+        )
     )
 
 

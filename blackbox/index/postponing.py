@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, span, waits_for
 from blackbox.core.plan import Postponed
-from blackbox.index.command_builder import CHUNK, zadd_chunks
+from blackbox.index.command_builder import CHUNK, chunks, zadd_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records import entry as entries
-from blackbox.records.request import OUTCOME_UNKNOWN, Reason
+from blackbox.records.request import OUTCOME_UNKNOWN, Reason, member
 
 LOOKED_AT = 100
 HEAD_BYTES = 65_536  # of a parked entry, to find its target
@@ -31,11 +31,16 @@ class PostponingChanges(Lookups):
                     return
             raise self._contended("postponing")
 
-    def _defer_commands(self, changes: Mapping[int, Postponed], now_ms: int) -> list[bytes]:
+    def _defer_commands(
+        self, changes: Mapping[int, Postponed], now_ms: int, *, only_there: bool = False
+    ) -> list[bytes]:
+        """The commands that postpone these entries; with `only_there`, a missing payload is not written."""
         commands = [
             self._keep_payload(offset, at_ms, now_ms)
             if entry is None
-            else self._set_payload(offset, entries.encode(entry), at_ms, now_ms)
+            else self._set_payload(
+                offset, entries.encode(entry), at_ms, now_ms, only_there=only_there
+            )
             for offset, (at_ms, entry) in changes.items()
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
@@ -46,6 +51,13 @@ class PostponingChanges(Lookups):
                     self._parked[band] = waits_for(entry)
         # XX: an entry that ended in the meantime must not come back.
         return [*commands, *zadd_chunks(self._keys.due, scored, only_there=True)]
+
+    def _has_payloads(self, changes: Mapping[int, Postponed]) -> bool:
+        """Whether each payload that these changes replace is there."""
+        replaced = [offset for offset, (_, entry) in changes.items() if entry is not None]
+        names = [self._keys.message(member(offset)) for offset in replaced]
+        there: int = sum(self._session.ask("EXISTS", *chunk) for chunk in chunks(names))
+        return there == len(names)
 
     def parked(self) -> Mapping[int, str]:
         """The target of each band that has parked entries, or had some until a moment ago."""

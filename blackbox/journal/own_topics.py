@@ -14,6 +14,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.errors import JournalLost
+from blackbox.records.receipt import RECEIPTS_TOPIC_BYTES
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -26,6 +27,9 @@ UNLIMITED_RETENTION = {"retention.ms": "-1", "cleanup.policy": "delete"}
 
 # With the broker's clock, a caller's slow clock makes no message early.
 BROKER_TIMESTAMPS = {"message.timestamp.type": "LogAppendTime"}
+
+# Whatever the default of the brokers: a shard whose receipt they refuse delivers nothing more.
+ROOM_FOR_RECEIPTS = {"max.message.bytes": str(RECEIPTS_TOPIC_BYTES)}
 
 NEW_TOPIC_PARTITIONS = 4
 
@@ -101,7 +105,8 @@ class OwnTopics:
         name = receipts_topic(topic)
         have = self._topics.partitions([name], to="Read and Write").get(name, 0)
         if have == 0:
-            self._create(name, wanted, UNLIMITED_RETENTION | BROKER_TIMESTAMPS)
+            settings = UNLIMITED_RETENTION | BROKER_TIMESTAMPS | ROOM_FOR_RECEIPTS
+            self._create(name, wanted, settings)
         elif have < wanted:
             logger.warning(
                 "%s now has %d partitions, %s has %d; adding the missing ones. The key of an id "

@@ -55,32 +55,40 @@ class RecordBatches:
         }
         self._held: dict[str, int] = {}
         self._full: set[str] = set()
-        self.apart: set[int] = set()  # offsets of messages in a record batch of their own
+        # offsets of requests each of whose records has a record batch of its own
+        self.apart: set[int] = set()
         self._count = 0
         self._until_s = time.monotonic() + PARTS_S
 
-    def place(self, message: Outgoing) -> Literal["here", "next", "later"]:
-        """Whether a message goes with those sent before, after they are flushed, or in a later transaction."""
-        topic = message.topic
-        limit = self._strict.get(topic)
-        if limit is None:
+    def place(self, *records: Outgoing) -> Literal["here", "next", "later"]:
+        """Whether what one request sends goes with what was sent before, after a flush, or in a later transaction."""
+        if not self._strict:
             return "here"
-        # also a smaller message that would still fit: it must not overtake
-        if topic in self._full:
-            return "later"
-        if limit.one_by_one:
-            self.apart.add(message.offset)
-        held, size = self._held.get(topic), batch_bytes(message)
-        if held is None or (not limit.one_by_one and held + size <= (limit.most_bytes or math.inf)):
-            self._held[topic] = (held or 0) + size
+        topics = {record.topic for record in records}
+        sizes: dict[str, int] = {}
+        for record in records:
+            if record.topic in self._strict:
+                sizes[record.topic] = sizes.get(record.topic, 0) + batch_bytes(record)
+        if all(topic in sizes and self._strict[topic].one_by_one for topic in topics):
+            self.apart.add(records[0].offset)
+        is_full = not self._full.isdisjoint(topics)
+        if not is_full and all(self._has_room(topic, size) for topic, size in sizes.items()):
+            self._held |= {topic: self._held.get(topic, 0) + size for topic, size in sizes.items()}
             return "here"
-        if self._count == MOST_PARTS or time.monotonic() > self._until_s:
-            self._full.add(topic)
+        if is_full or self._count == MOST_PARTS or time.monotonic() > self._until_s:
+            # also what would still fit: it must not overtake
+            self._full |= topics
             return "later"
         self._count += 1
         # the flush sends the records of all topics
-        self._held = {topic: size}
+        self._held = sizes
         return "next"
+
+    def _has_room(self, topic: str, size: int) -> bool:
+        held, limit = self._held.get(topic), self._strict[topic]
+        if held is None:
+            return True
+        return not limit.one_by_one and held + size <= (limit.most_bytes or math.inf)
 
 
 def batch_bytes(message: Outgoing) -> int:

@@ -872,6 +872,60 @@ def test_postponing_does_not_restore_a_cancelled_request(
     assert list(held(client).payloads) == [1]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_request_cancelled_elsewhere_while_it_is_postponed_leaves_no_payload(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch,
+    is_lost: bool,
+) -> None:  # fmt: skip
+    store(index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
+    if is_lost:
+        client.delete(f"{PREFIX}msg:{member(1).decode()}")
+    elsewhere, commands = open_index(), index._commands_that_settle
+
+    def cancelled_in_between(*seen: Any) -> Iterator[bytes]:
+        if elsewhere.positions.requests == 2:
+            store(elsewhere, 2, 3, {2: Cancel("a")})
+        return commands(*seen)
+
+    monkeypatch.setattr(index, "_commands_that_settle", cancelled_in_between)
+    parked_ms = parked_at(band_of("orders"), NOW_MS)
+    index.settle(Settlement({0: None}, 1, {1: (parked_ms, entry(caller_id="a"))}, NOW_MS))
+
+    assert held(client) == Held(Positions(3, 1), [], {}, {}, set())
+
+
+def test_a_lost_payload_is_written_again_when_its_request_is_postponed(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    store(index, 0, 3, {0: entry(), 1: entry(), 2: entry()})
+    client.delete(f"{PREFIX}msg:{member(1).decode()}")
+    later = entry()._replace(attempts=1)
+
+    index.settle(Settlement({0: None}, 1, {1: (NOW_MS + 5, later), 2: (NOW_MS + 5, later)}, NOW_MS))
+
+    assert held(client).payloads == dict.fromkeys((1, 2), entries.encode(later))
+
+
+def test_intake_elsewhere_does_not_repeat_a_settlement_that_postpones(
+    index: ShardIndex, open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    elsewhere, commands = open_index(), index._commands_that_settle
+    looks = 0
+
+    def stored_in_between(*seen: Any) -> Iterator[bytes]:
+        nonlocal looks
+        looks += 1
+        store(elsewhere, 1 + looks, 2 + looks, {1 + looks: entry()})
+        return commands(*seen)
+
+    monkeypatch.setattr(index, "_commands_that_settle", stored_in_between)
+    index.settle(Settlement({0: None}, 1, {1: (NOW_MS + 5, entry())}, NOW_MS))
+
+    assert looks == 1
+    assert held(client).due == [(NOW_MS, 2), (NOW_MS + 5, 1)]
+
+
 # due
 
 

@@ -1194,6 +1194,51 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
+        "payload-of-a-cancelled-request",
+        "Dispatch writes the payload of a postponed request that another process has just cancelled.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)\n",
+                "                commands += self._defer_commands(pending, done.now_ms)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_request_cancelled_elsewhere_while_it_is_postponed_leaves_no_payload",
+        ),
+    ),
+    Bug(
+        "receipts-limited-by-the-brokers",
+        "A receipts topic is created with the default of the brokers for max.message.bytes.",
+        (
+            Change(
+                "journal/own_topics.py",
+                "            settings = UNLIMITED_RETENTION | BROKER_TIMESTAMPS | ROOM_FOR_RECEIPTS\n",
+                "            settings = UNLIMITED_RETENTION | BROKER_TIMESTAMPS\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_own_topics.py::test_a_new_receipts_topic_takes_large_receipts_whatever_the_default_of_the_brokers",
+        ),
+    ),
+    Bug(
+        "follow-ups-in-one-batch",
+        "Copies and other follow-ups are sent to a topic with a small limit in one record batch.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        place = self._parts.place(message, *(form for _, forms in follow_ups for form in forms[:1]))\n",
+                "        place = self._parts.place(message)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py::test_copies_too_large_for_one_batch_are_sent_in_parts_of_one_transaction",
+        ),
+    ),
+    Bug(
         "backlog-read-ahead",
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
@@ -1390,8 +1435,8 @@ BUGS = (
         (
             Change(
                 "records/topic_limits.py",
-                "        if self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
-                "        if self._count == -1:\n",
+                "        if is_full or self._count == MOST_PARTS or time.monotonic() > self._until_s:\n",
+                "        if is_full:\n",
             ),
         ),
         (),

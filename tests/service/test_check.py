@@ -210,6 +210,15 @@ def test_receipts_that_kafka_removes_by_their_age_are_found(settings: Settings) 
     ]
 
 
+def test_a_receipts_topic_that_refuses_large_receipts_is_refused(settings: Settings) -> None:
+    topic = request_topic(settings)
+    create(settings, topic, max_message_bytes="1000")
+    create(settings, receipts_topic(topic), max_message_bytes="999999")
+    assert findings(settings) == [
+        finding("small_receipts", topic=receipts_topic(topic), have=999_999, wanted=1_000_000)
+    ]
+
+
 def test_topics_limited_in_bytes_are_found(settings: Settings) -> None:
     topic = request_topic(settings)
     create(settings, topic, retention_bytes="1000000")

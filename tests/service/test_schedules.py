@@ -214,6 +214,27 @@ def test_with_a_grace_interval_a_late_schedule_is_dead_lettered_with_a_tombstone
     assert values(read_all(schedules.kafka.bootstrap_servers, history(schedules))) == {b"fresh": 1}
 
 
+def test_bursts_of_schedules_whose_copies_exceed_one_record_batch_are_delivered_in_time(
+    schedules: World,
+) -> None:
+    schedules.create(NewTopic(history(schedules), 1, config={"max.message.bytes": "65536"}))
+    start(schedules)
+    first_s, count = in_s(2), 200
+    for number in range(2 * count):
+        at_s = first_s + number % 2
+        terms: Headers = [
+            ("scheduler-epoch", str(at_s)),
+            ("scheduler-target-topic", schedules.targets[0]),
+            ("scheduler-target-key", str(at_s)),
+        ]
+        schedules.send_raw(b"x" * 1500, terms, 0, key=b"s%d" % number)
+    schedules.flush()
+    messages = came(schedules, schedules.targets[0], 2 * count)
+    assert len(messages) == len(came(schedules, history(schedules), 2 * count)) == 2 * count
+    assert max(m.timestamp()[1] - 1000 * int(m.key() or b"") for m in messages) < 3000
+    assert "recovering" not in schedules.services[0].log.read_text()
+
+
 @pytest.mark.proof
 def test_each_schedule_has_one_delivery_and_tombstone_although_owners_are_killed(
     schedules: World,

@@ -2330,7 +2330,7 @@ def test_a_recurring_request_is_written_again_in_the_transaction_of_its_delivery
     make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
 
     assert writer.calls[-5:] == [
-        "send orders@0", "send bills@1", "send TB@0", "flush", "commit",
+        "send orders@0", "send TB@0", "send bills@1", "flush", "commit",
     ]  # fmt: skip
     [again] = [outgoing for outgoing in writer.committed if outgoing.topic == "TB"]
     assert f'"at":{NOW_MS + 60_000}'.encode() in (again.value or b"")
@@ -2400,8 +2400,8 @@ def test_a_recurrence_whose_next_request_is_too_large_ends_and_its_message_is_de
 
     make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log())).tick(NOW_MS)
 
-    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "bills", "TB"]
-    last = writer.committed[-1]
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", "TB", "bills"]
+    last = writer.committed[1]
     assert last.headers == [("CALLER_SERVICE", "shop"), ("blackbox-follows", "TB/3@0")]
     written = Record(9, NOW_MS, last.key, last.value, [("blackbox-follows", b"TB/3@0")])
     refused = COUNTDOWN.parse(written, NOW_MS)
@@ -2423,6 +2423,99 @@ def test_a_recurrence_ends_if_its_next_request_exceeds_the_limit_of_the_request_
 SCHEDULES = make_format(
     "scheduler", Options(max_countdown_s=1000, own_topics=lambda topic: False, topic="TB")
 )
+
+
+def schedules(count: int, due_ms: int = NOW_MS) -> list[Entry]:
+    return [to(due_ms=due_ms, caller_id=f"{due_ms}-{n}") for n in range(count)]
+
+
+def takes_together(writer: FakeWriter, count: int, topic: str = "history") -> Limits:
+    """Let a topic take so many copies in one record batch; return its limits, which may be unknown."""
+    writer.most_together[topic] = count
+    one = batch_bytes(next(deliveries(SHARD, {9999: to()})))
+    return Limits(needs_key=False, most_bytes=count * one)
+
+
+def test_copies_too_large_for_one_batch_are_sent_in_parts_of_one_transaction(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["history"] = takes_together(writer, 5)
+    pend(*schedules(12))
+
+    make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    for topic in ("orders", "TB", "history"):
+        assert writer.sent_to(topic) == list(range(12))
+    assert (len(writer.receipts), writer.calls.count("flush")) == (1, 3)
+
+
+def test_a_burst_of_schedules_in_each_second_is_delivered_without_a_refusal(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    targets.strict["history"] = takes_together(writer, 5)
+    dispatch = make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history"))
+    for second in range(5):
+        start_ms = NOW_MS + second * 1000
+        pend(*schedules(200, start_ms))
+        for now_ms in range(start_ms, start_ms + 500, 20):
+            dispatch.tick(now_ms)
+        assert len(writer.sent_to("orders")) == 200 * (second + 1)
+
+    assert writer.sent_to("history") == writer.sent_to("orders")
+
+
+def test_a_burst_of_schedules_is_refused_once_if_the_limit_is_unknown(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    takes_together(writer, 5)
+    dispatch = make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history"))
+    refusals = 0
+    for second in range(5):
+        start_ms = NOW_MS + second * 1000
+        pend(*schedules(200, start_ms))
+        for now_ms in range(start_ms, start_ms + 1000, 20):
+            try:
+                dispatch.tick(now_ms)
+            except Refused:
+                refusals += 1
+        assert len(writer.sent_to("orders")) == 200 * (second + 1)
+
+    assert refusals == 1
+
+
+def test_of_schedules_sent_one_by_one_only_that_with_the_too_large_copy_is_dead_lettered(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    first, second, third = schedules(3)
+    pend(first, second._replace(message=b"x" * 5000), third)
+    takes_together(writer, 1)
+    writer.fails = lambda o: (
+        TOO_LARGE if o.topic == "history" and len(o.value or b"") > 1000 else None
+    )
+    dispatch = make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history"))
+    for second_ms in range(0, 10_000, 1000):
+        with suppress(Refused):
+            dispatch.tick(NOW_MS + second_ms)
+
+    assert sorted(writer.sent_to("orders")) == [0, 2]
+    assert writer.sent_to(LETTERS) == [1]
+    assert sorted(writer.sent_to("TB")) == [0, 1, 2]
+
+
+def test_no_message_overtakes_one_that_waits_for_a_place_for_its_follow_up(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    count = MOST_PARTS + 5
+    pend(*(to(caller_id=f"a{n}", recurs="every 60000") for n in range(count)), to(), to("bills"))
+    targets.strict["TB"] = NO_LIMITS._replace(one_by_one=True)
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log()))
+
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("bills") == [count + 1]
+    assert writer.sent_to("orders") == list(range(MOST_PARTS + 1))
+    dispatch.tick(NOW_MS + 1000)
+    assert writer.sent_to("orders") == list(range(count + 1))
 
 
 def test_a_tombstone_too_large_with_the_headers_of_its_schedule_is_written_without_them(

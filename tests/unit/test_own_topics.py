@@ -68,6 +68,22 @@ def test_a_new_partition_gets_its_receipts_partition_at_once(
     assert brokers.counts["TB.receipts"] == 7
 
 
+def test_a_new_receipts_topic_takes_large_receipts_whatever_the_default_of_the_brokers(
+    own: OwnTopics, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[tuple[str, str | None]] = []
+
+    def create(name: str, partitions: int, settings: Mapping[str, str]) -> None:
+        created.append((name, settings.get("max.message.bytes")))
+
+    monkeypatch.setattr(own, "_create", create)
+    brokers.counts["TB.receipts"] = 0
+
+    own.grow_receipts(shards(4))
+
+    assert created == [("TB.receipts", "1000000")]
+
+
 def test_partition_counts_are_read_every_10_s(
     own: OwnTopics, brokers: Brokers, clock: list[float]
 ) -> None:
