@@ -2066,7 +2066,7 @@ BUGS = (
         "The audit lets a replacement that came too late end other requests until it is a dead letter.",
         (
             Change(
-                "jobs/audit/request_statuses.py",
+                "jobs/audit/replacements.py",
                 "said_invalid.union(did_not_count)",
                 "said_invalid",
             ),
@@ -2075,6 +2075,22 @@ BUGS = (
         (
             "tests/pipeline/test_audit.py"
             "::test_a_replacement_that_waits_for_its_dead_letter_ended_nothing",
+        ),
+    ),
+    Bug(
+        "audit-of-replaced-requests",
+        "The audit does not look for outcomes of requests whose replacements were delivered.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                '                col("replaced").isNotNull(),\n',
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_delivered_as_well_as_its_replacement_is_an_exception",
         ),
     ),
     Bug(

@@ -165,6 +165,11 @@ class Books:
         for future in admin.delete_records(at).values():
             future.result(30)
 
+    def carry(self, previous: int) -> int:
+        """Write a request again, as promotion does; returns the offset of the carried record."""
+        value = json.dumps({"topic": self.target, "message": "hello", "countdown": 0})
+        return self.write(value, [(CARRIED, json.dumps([previous, previous, now_ms(), False]))])
+
     def schedule(self, id: str, in_s: float = 3600, target: str | None = None) -> int:
         """Write a schedule; returns its offset."""
         headers = {
@@ -580,6 +585,41 @@ def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf
     assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
     books.forget(pending)
     assert kinds(shelf.audit()) == [("lost", pending)]
+
+
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_a_request_that_was_delivered_as_well_as_its_replacement_is_an_exception(
+    shelf: Shelf, *, is_carried: bool
+) -> None:
+    [books] = shelf.books
+
+    def replace(named: int) -> int:
+        asked = {"topic": books.target, "message": "moved", "countdown": 0}
+        headers = [("blackbox-replaces", request_id(books.shard, named).encode())]
+        return books.write(json.dumps(asked), headers)
+
+    def last_record(asked: int) -> int:
+        """Promotion may have written it again: that record has the outcome then."""
+        return books.carry(asked) if is_carried else asked
+
+    books.deliver_now()
+    too_late = replace(0)
+    replaced = last_record(books.ask(0))
+    replacement = replace(2)
+    delivered = last_record(replacement)
+    books.run_intake()
+    places = {f"{books.target}/0": [(replaced, 901), (delivered, 902)]}
+    books.settle(Receipt(now_ms(), delivered=places, invalid=[too_late]))
+
+    verdict = shelf.audit()
+
+    assert kinds(verdict) == [("duplicated", delivered)]
+    [found] = verdict.exceptions
+    assert found.id == request_id(books.shard, replacement)
+    assert found.detail == (
+        f"delivered at {books.target}/0@902, although the request that it replaces, at {replaced}, "
+        "was delivered"
+    )
 
 
 @pytest.mark.parametrize("topic_format", ["scheduler"])

@@ -121,10 +121,21 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "no-payload": (is_known() & entry & ~payload, lit("it has an entry but no payload")),
         "orphan-payload": (~entry & payload, lit("it has a payload but no entry")),
         "duplicated": (
-            is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
+            is_known()
+            & any_of(
+                col("outcomes") > lit(1),
+                col("outcome_of").isNotNull(),
+                col("replaced").isNotNull(),
+            ),
             when(
                 col("outcome_of").isNotNull(),
                 _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
+            ).when(
+                col("outcomes") == lit(1),
+                _text(
+                    col("outcome"), _at("to_"), ", although the request that it replaces, at ",
+                    col("replaced.offset"), ", was ", col("replaced.outcome"),
+                ),
             ).otherwise(_text(
                 col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
                 ", last ", col("again.outcome"), _at("again.to.to_"),

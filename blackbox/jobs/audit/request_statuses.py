@@ -22,6 +22,7 @@ from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
 from blackbox.jobs.audit.conditions import any_of, is_true
+from blackbox.jobs.audit.replacements import REPLACED, delivered_as_well, too_late
 from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
 REQUEST_COLUMNS = [
@@ -65,10 +66,15 @@ def request_statuses(
         first_outcomes = first_outcomes.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
     did_not_count = held.where(col("ignored")).select(PLACE).union(ignored(outcomes).select(PLACE))
-    ended = _ended(asked, by_id, first_outcomes, did_not_count)
+    is_any_by_id = not by_id.isEmpty()
+    ended = _ended(asked, by_id if is_any_by_id else None, first_outcomes, did_not_count)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
     rows = rows.join(first_outcomes, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, first_outcomes, index, ended)
+    if is_any_by_id:
+        rows = rows.join(delivered_as_well(by_id, asked, first_outcomes), PLACE, "left")
+    else:
+        rows = rows.withColumn("replaced", lit(None).cast(REPLACED))
     if found is not None:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
@@ -131,13 +137,15 @@ def _with_carried(
 
 
 def _ended(
-    asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame
+    asked: DataFrame,
+    by_id: DataFrame | None,
+    first_outcomes: DataFrame,
+    did_not_count: DataFrame,
 ) -> DataFrame:
     """The record that ends each request: the next one with its caller id, or one that names its id."""
-    is_any_by_id = not by_id.isEmpty()
-    if is_any_by_id:
+    if by_id is not None:
         # Few rows, which are used several times: without this, each use would calculate them again.
-        late = _too_late(by_id, first_outcomes, did_not_count).localCheckpoint()
+        late = too_late(by_id, first_outcomes, did_not_count).localCheckpoint()
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -153,7 +161,7 @@ def _ended(
     # A carried record has the caller id of the request that it carries, and does not end it.
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
     ended = following.where(is_ended).drop("ended_carries").withColumn("keeps_cold_bit", lit(False))
-    if not is_any_by_id:
+    if by_id is None:
         return ended
     by_id = by_id.where(col("ended_by") > col("offset"))
     requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
@@ -177,20 +185,6 @@ def _ended(
     every = ended.unionByName(named).unionByName(moved)
     both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
-
-
-def _too_late(by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame) -> DataFrame:
-    """The replacements that end nothing, because they came too late."""
-    replacing = by_id.where(col("ended_as") == lit("request"))
-    had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
-        *SHARD, col("ended_by").alias("offset")
-    )
-    # For a replacement that it found too late, the service notes this first, and writes `invalid`
-    # with the dead letter.
-    said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
-    own = replacing.select(*SHARD, col("ended_by").alias("offset"))
-    own = own.join(said_invalid.union(did_not_count), PLACE, "left_semi")
-    return had_ended.unionByName(own).distinct()
 
 
 def _first_outcomes(outcomes: DataFrame) -> DataFrame:
