@@ -2094,6 +2094,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-of-the-whole-ledger",
+        "The audit reads all topics of a ledger, not only those that it judges.",
+        (
+            Change(
+                "spark/journals.py",
+                '        return kept.where(col("topic").isin(list(self.settings.topics)))\n',
+                "        return kept\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited",
+        ),
+    ),
+    Bug(
         "audit-believes-its-plan",
         "The audit judges records that Kafka removed before they were read as if they had never been there.",
         (

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -741,6 +741,28 @@ def test_an_audit_with_a_ledger_covers_records_that_kafka_removed(
         "pending": 1, "delivered": 3, "unknown": 1,
     }  # fmt: skip
     assert verdict.unknown == 2
+
+
+def test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    [books] = shelf.books
+    own, target = books.shard.topic, f"{books.target}.others"
+    other = f"{own}.other"
+    books.world.create(*(NewTopic(name, 1) for name in (other, receipts_topic(other), target)))
+    both = {"BLACKBOX_REQUEST_TOPICS": f"{other}:countdown,{own}:countdown"}
+    settings = settings_of(shelf.environment | both)
+    with closing(Books(books.world, settings, 0)) as others:
+        others.ask(topic=target)
+        others.write_receipt(Receipt(now_ms(), barrier=True, gone=(7, 9)))
+    books.deliver_now()
+    path = str(tmp_path / "ledger")
+    extend(shelf.spark, settings, kafka(settings), path)
+
+    verdict = shelf.audit(kept=Ledger.open(shelf.spark, path), targets=True)
+
+    assert (kinds(verdict), verdict.requests) == ([], 1)
+    assert verdict.read_targets == [books.target]
 
 
 def test_an_audit_fails_if_one_of_the_request_topics_does_not_exist(
