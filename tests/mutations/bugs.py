@@ -2110,6 +2110,38 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-of-refused-requests",
+        "The audit assumes that no request ends before its due time.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                '    asked_ms = least(col("timestamp_ms"), col("due_ms"))\n',
+                '    asked_ms = col("due_ms")\n',
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt",
+        ),
+    ),
+    Bug(
+        "audit-without-low-water",
+        "The audit does not judge requests above the low-water mark if earlier receipts were removed.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                '    is_accounted_for = is_true(col("offset") >= col("accounted_from"))\n',
+                "    is_accounted_for = lit(False)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt",
+        ),
+    ),
+    Bug(
         "audit-believes-its-plan",
         "The audit judges records that Kafka removed before they were read as if they had never been there.",
         (

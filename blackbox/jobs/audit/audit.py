@@ -25,6 +25,7 @@ from blackbox.jobs.audit.positions import (
     positions_behind,
 )
 from blackbox.jobs.audit.request_statuses import (
+    CLOCKS_APART_MS,
     REQUEST_COLUMNS,
     STATUS_COLUMNS,
     request_statuses,
@@ -42,7 +43,6 @@ from blackbox.support.logs import NO_CLIENT_LOG
 # A position may be beyond its journal's end for a moment: readers see a transaction's end late.
 PATIENCE_S = 10.0
 PATIENCE_LOOK_S = 0.1
-CLOCKS_APART_MS = 60_000
 # A verdict is held in memory: other exceptions are only counted, and are in the tables.
 MOST_NAMED = 10_000
 ROWS_A_TASK = 200_000
@@ -150,6 +150,7 @@ class _Audit:
         self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
+        low_water = {shard: self._inspector.mark(shard) for shard in shards}
         held = self._held(shards)
         after = self._positions(shards)
         beyond = self._wait_for_journals(after)  # 3
@@ -161,7 +162,9 @@ class _Audit:
         outcomes = self._keep(later.outcomes())
         self._read_now(journals, later, [asked, outcomes, found])
         spans = None if there is None else there.spans()
-        known = marks(self._session, first, journals, later, outcomes, before, after)
+        known = marks(
+            self._session, first, journals, later, outcomes, before, after, low_water
+        )  # fmt: skip
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
         # Everything above is read before the positions are read a last time.
         counts = by_shard(judged)

@@ -11,6 +11,7 @@ from pyspark.sql.functions import (
     count,
     hex,
     lead,
+    least,
     lit,
     lower,
     lpad,
@@ -36,6 +37,8 @@ STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
     "to_topic", "to_partition", "to_offset", "ended_by",
 ]  # fmt: skip
+
+CLOCKS_APART_MS = 60_000
 
 STATES = (
     "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",
@@ -235,7 +238,11 @@ def _copies(found: DataFrame) -> DataFrame:
 
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
-    receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
+    # A request that was refused ended long before it is due: all receipts since it was written count.
+    complete_from_ms = col("receipts_complete_from_ms") + lit(CLOCKS_APART_MS)
+    is_accounted_for = is_true(col("offset") >= col("accounted_from"))
+    asked_ms = least(col("timestamp_ms"), col("due_ms"))
+    receipts_incomplete = (asked_ms < complete_from_ms) & ~is_accounted_for
     records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
     # Its receipt, or the record that ended it, may be gone: only the index shows what is pending.
     in_doubt = ~any_of(col("entry"), col("cold")) & any_of(receipts_incomplete, records_incomplete)
