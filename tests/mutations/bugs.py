@@ -2142,6 +2142,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-of-hidden-receipts",
+        "The audit does not wait for receipts of messages that it has read in targets already.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        hiding = self._wait_for_receipts(shards) if targets else set()\n",
+                "        hiding = set()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted",
+        ),
+    ),
+    Bug(
         "audit-believes-its-plan",
         "The audit judges records that Kafka removed before they were read as if they had never been there.",
         (

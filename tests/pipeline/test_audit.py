@@ -35,7 +35,7 @@ from blackbox.jobs.audit.report import page
 from blackbox.jobs.ledger.extend import extend
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.journal.topics import receipts_topic
+from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.cancel import HEADER as CANCELS
 from blackbox.records.carried import HEADER as CARRIED
 from blackbox.records.entry import Entry
@@ -180,6 +180,15 @@ class Books:
 
     def leave_a_hole(self, topic: str, partition: int) -> int:
         """Leave an offset without a record, as compaction does; returns it."""
+        offset, end = self._begin_transaction(topic, partition)
+        end()
+        return offset
+
+    def begin_transaction(self, topic: str) -> Callable[[], None]:
+        """Hide what is written to its partition of this topic from now on; returns what ends that."""
+        return self._begin_transaction(topic, self.shard.partition)[1]
+
+    def _begin_transaction(self, topic: str, partition: int) -> tuple[int, Callable[[], None]]:
         settings = {"bootstrap.servers": self.world.kafka.bootstrap_servers}
         producer = Producer(settings | {"transactional.id": f"{topic}-{partition}"})
         offsets: list[int] = []
@@ -190,8 +199,7 @@ class Books:
             on_delivery=lambda _, message: offsets.append(message.offset() or 0),
         )  # fmt: skip
         producer.flush(30)
-        producer.abort_transaction(30)
-        return offsets[0]
+        return offsets[0], lambda: producer.abort_transaction(30)
 
     def _write(
         self,
@@ -707,6 +715,37 @@ def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shel
     assert verdict.states["delivered"] == 2
     assert there == 0
     assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+) -> None:
+    [books] = shelf.books
+    books.deliver_now()
+    offset = books.ask(0)
+    books.run_intake()
+    # The end of a transaction reaches its partitions one after the other, here the target first.
+    end = books.begin_transaction(receipts_topic(books.shard.topic))
+    _, partition, there = books.send(offset)
+    places = {f"{books.target}/{partition}": [(offset, there)]}
+    books.write_receipt(Receipt(now_ms(), delivered=places))
+    look = Topics.ends
+
+    def look_before_the_end(*about: Any, **how: Any) -> Any:
+        found = look(*about, **how)
+        end()
+        return found
+
+    if ends:
+        monkeypatch.setattr(Topics, "ends", look_before_the_end)
+    else:
+        monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+
+    verdict = shelf.audit(targets=True)
+
+    assert kinds(verdict) == []
+    assert (verdict.states["delivered"], verdict.unknown) == ((2, 0) if ends else (1, 1))
 
 
 @pytest.mark.parametrize("targets", [False, True])

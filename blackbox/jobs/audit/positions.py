@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +22,7 @@ MARKS = (
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
     "steady boolean, compacted boolean, receipts_complete_from_ms long, accounted_from long, "
+    "receipts_hidden boolean, "
     "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
 """Per shard:
@@ -34,6 +35,7 @@ MARKS = (
 `compacted` -- whether Kafka may remove records in between, as in a topic of schedules
 `receipts_complete_from_ms` -- since when all receipts are kept; null: from the first one on
 `accounted_from` -- no receipt that is gone names a request from this one on; null: not known
+`receipts_hidden` -- whether an open transaction hides receipts of messages that can be read in targets
 `requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
 """
 
@@ -89,6 +91,7 @@ def marks(
     before: SeenPositions,
     after: SeenPositions,
     low_water: Mapping[Shard, Mark | None],
+    hiding: Collection[Shard],
 ) -> DataFrame:
     cuts = _cuts(later)
     complete_from = _complete_from(cuts, outcomes)
@@ -109,7 +112,7 @@ def marks(
                 low.requests, high.requests, low.receipts, high.receipts,
                 before[shard] is not None and pair[0] == low,
                 shard.topic in journals.settings.schedule_topics, complete_from.get(shard),
-                _accounted_from(low_water[shard], cuts.get(shard, 0)),
+                _accounted_from(low_water[shard], cuts.get(shard, 0)), shard in hiding,
                 *waiting_from, first[requests].end, first[receipts].end,
             )
         )  # fmt: skip

@@ -22,7 +22,7 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.conditions import any_of, is_true
+from blackbox.jobs.audit.conditions import any_of, is_true, may_have_hidden_receipt
 from blackbox.jobs.audit.replacements import REPLACED, delivered_as_well, too_late
 from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
@@ -78,7 +78,9 @@ def request_statuses(
         rows = rows.join(delivered_as_well(by_id, asked, first_outcomes), PLACE, "left")
     else:
         rows = rows.withColumn("replaced", lit(None).cast(REPLACED))
-    if found is not None:
+    if found is None:
+        rows = rows.withColumn("copies", lit(None).cast("long"))
+    else:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
     return _with_state(rows.withColumn("id", _id()))
@@ -249,6 +251,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
     # A receipt decides first: a cancel that came too late does not change a delivery.
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
+        .when(may_have_hidden_receipt(), lit("unknown"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
         .when(is_ended, lit("replaced"))
         .when(col("offset") >= col("requests_high"), lit("unread"))
