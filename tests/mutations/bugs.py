@@ -2158,6 +2158,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-reads-twice",
+        "The audit does not notice that Spark read records again after Kafka had removed some of them.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        self._check_read_once()\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_an_audit_fails_if_records_that_it_must_read_again_are_gone",
+        ),
+    ),
+    Bug(
         "audit-believes-its-plan",
         "The audit judges records that Kafka removed before they were read as if they had never been there.",
         (

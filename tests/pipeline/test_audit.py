@@ -42,6 +42,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.outgoing import deliveries
 from blackbox.records.receipt import Mark, Places, Receipt, encode
 from blackbox.records.request import Shard, member, request_id
+from blackbox.spark.job_failures import AuditError
 from tests.world import World, until
 from tests.year import HOUR_MS, Year
 
@@ -772,6 +773,27 @@ def test_what_kafka_removes_during_an_audit_is_not_judged(
 
     assert (kinds(verdict), len(planned)) == ([], 2)
     assert (verdict.states["pending"], verdict.states["delivered"]) == (1, 1)
+
+
+def test_an_audit_fails_if_records_that_it_must_read_again_are_gone(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [books] = shelf.books
+    books.deliver_now()
+    books.ask()
+    books.run_intake()
+    judge = module.request_statuses
+
+    def judged_after_a_loss(*tables: Any) -> Any:
+        # As if Spark had lost the executor that held them.
+        shelf.spark.catalog.clearCache()
+        books.cut(receipts=1)
+        return judge(*tables)
+
+    monkeypatch.setattr(module, "request_statuses", judged_after_a_loss)
+
+    with pytest.raises(AuditError, match="run the audit again"):
+        shelf.audit()
 
 
 @pytest.mark.proof

@@ -127,8 +127,8 @@ def audited(
 
     What Kafka removes before it is read is not judged, nor are messages whose receipts may be hidden.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
-    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of
-    the request topics exist.
+    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of the
+    request topics exist, or when Spark had to read records again that were gone.
     """
     with ExitStack() as ending:
         yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
@@ -193,6 +193,7 @@ class _Audit:
             **series(rows, counts),
             read_targets=there.topics if there else [],
         )
+        self._check_read_once()
         positions = self._session.createDataFrame(of_positions, EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
 
@@ -266,11 +267,20 @@ class _Audit:
     ) -> None:
         """Read what these tables hold, and note what Kafka removed before it was read."""
         rows = [table.select(lit(1)) for table in tables if table is not None]
-        reduce(DataFrame.union, rows).count()
+        self._read = reduce(DataFrame.union, rows)
+        self._read_rows = self._read.count()
         # Only now: the service trims its journals at any time, and a target has its retention.
         left = reach(self._settings, self._access)
         requests.leave_out_removed(left)
         outcomes.leave_out_removed(left)
+
+    def _check_read_once(self) -> None:
+        # Tables that an executor held are read again if it is lost, then without what Kafka removed.
+        if self._read.count() != self._read_rows:
+            raise AuditError(
+                "Spark lost records that it had read, and Kafka has removed some of them since; run the "
+                "audit again"
+            )
 
 
 def _patiently(look: Callable[[], Found]) -> Found:
