@@ -134,7 +134,9 @@ def print_verdict(verdict: AuditVerdict) -> None:
             Text(f"{verdict.cold:,} of the pending ones are cold: in Kafka, not in Redis")
         )
     if verdict.unknown:
-        console.print(Text(f"{verdict.unknown:,} not judged: no longer in the journals"))
+        console.print(
+            Text(f"{verdict.unknown:,} not judged: no longer in the journals, or not readable yet")
+        )
     if verdict.is_clean:
         console.print(Text("clean: every request is accounted for", style="bold green"))
         return

@@ -123,13 +123,19 @@ class JournalTables:
         )
         if self.kept is None:
             return fresh
-        return self.kept.requests().select(fresh.columns).unionByName(fresh)
+        return self._asked_for(self.kept.requests()).select(fresh.columns).unionByName(fresh)
 
     def outcomes(self) -> DataFrame:
         """One row for each outcome that receipts name; `without_void` leaves the void ones out."""
         spans = of_table(self._fresh, "outcomes")
         fresh = read_outcomes(self.session, self.access, spans, skip_removed=True)
-        return fresh if self.kept is None else self.kept.outcomes().unionByName(fresh)
+        if self.kept is None:
+            return fresh
+        return self._asked_for(self.kept.outcomes()).unionByName(fresh)
+
+    def _asked_for(self, kept: DataFrame) -> DataFrame:
+        # A ledger may also have topics that are not configured here.
+        return kept.where(col("topic").isin(list(self.settings.topics)))
 
 
 def reach(settings: Settings, access: KafkaAccess) -> Reach:

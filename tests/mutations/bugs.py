@@ -2250,7 +2250,7 @@ BUGS = (
         "The audit lets a replacement that came too late end other requests until it is a dead letter.",
         (
             Change(
-                "jobs/audit/request_statuses.py",
+                "jobs/audit/replacements.py",
                 "said_invalid.union(did_not_count)",
                 "said_invalid",
             ),
@@ -2259,6 +2259,102 @@ BUGS = (
         (
             "tests/pipeline/test_audit.py"
             "::test_a_replacement_that_waits_for_its_dead_letter_ended_nothing",
+        ),
+    ),
+    Bug(
+        "audit-of-replaced-requests",
+        "The audit does not look for outcomes of requests whose replacements were delivered.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                '                col("replaced").isNotNull(),\n',
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_delivered_as_well_as_its_replacement_is_an_exception",
+        ),
+    ),
+    Bug(
+        "audit-of-the-whole-ledger",
+        "The audit reads all topics of a ledger, not only those that it judges.",
+        (
+            Change(
+                "spark/journals.py",
+                '        return kept.where(col("topic").isin(list(self.settings.topics)))\n',
+                "        return kept\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited",
+        ),
+    ),
+    Bug(
+        "audit-of-refused-requests",
+        "The audit assumes that no request ends before its due time.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                '    asked_ms = least(col("timestamp_ms"), col("due_ms"))\n',
+                '    asked_ms = col("due_ms")\n',
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt",
+        ),
+    ),
+    Bug(
+        "audit-without-low-water",
+        "The audit does not judge requests above the low-water mark if earlier receipts were removed.",
+        (
+            Change(
+                "jobs/audit/request_statuses.py",
+                '    is_accounted_for = is_true(col("offset") >= col("accounted_from"))\n',
+                "    is_accounted_for = lit(False)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt",
+        ),
+    ),
+    Bug(
+        "audit-of-hidden-receipts",
+        "The audit does not wait for receipts of messages that it has read in targets already.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        hiding = self._wait_for_receipts(shards) if targets else set()\n",
+                "        hiding = set()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted",
+        ),
+    ),
+    Bug(
+        "audit-reads-twice",
+        "The audit does not notice that Spark read records again after Kafka had removed some of them.",
+        (
+            Change(
+                "jobs/audit/audit.py",
+                "        self._check_read_once()\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_an_audit_fails_if_records_that_it_must_read_again_are_gone",
         ),
     ),
     Bug(

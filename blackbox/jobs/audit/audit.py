@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import TypeVar
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, count, least, lit
+from pyspark.sql.functions import col, least, lit
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import kafka
 from blackbox.index.inspector import Inspector
 from blackbox.jobs.audit.counts import LatenessCounts, Series, by_shard, series, totals
-from blackbox.jobs.audit.exceptions import exceptions, gone
+from blackbox.jobs.audit.exceptions import EXCEPTIONS, exceptions, gone, named_and_counted
 from blackbox.jobs.audit.positions import (
     PositionFinding,
     SeenPositions,
@@ -25,6 +26,7 @@ from blackbox.jobs.audit.positions import (
     positions_behind,
 )
 from blackbox.jobs.audit.request_statuses import (
+    CLOCKS_APART_MS,
     REQUEST_COLUMNS,
     STATUS_COLUMNS,
     request_statuses,
@@ -33,6 +35,7 @@ from blackbox.jobs.audit.request_statuses import (
 from blackbox.jobs.audit.targets import Targets
 from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.ledger.ledger import Ledger
+from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import AuditError
 from blackbox.spark.journals import JournalTables, Reach, of_table, reach
@@ -42,10 +45,9 @@ from blackbox.support.logs import NO_CLIENT_LOG
 # A position may be beyond its journal's end for a moment: readers see a transaction's end late.
 PATIENCE_S = 10.0
 PATIENCE_LOOK_S = 0.1
-CLOCKS_APART_MS = 60_000
-# A verdict is held in memory: other exceptions are only counted, and are in the tables.
-MOST_NAMED = 10_000
 ROWS_A_TASK = 200_000
+
+Found = TypeVar("Found", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,9 @@ class AuditVerdict:
     """The result of an audit. Counts are of requests, by state.
 
     `cold` counts pending requests that wait in Kafka, not in Redis. `unknown` counts requests that
-    cannot be judged because the journals no longer keep them. `by_kind` counts all exceptions;
-    `exceptions` names the first of them. The keys of `hours` are the hours of the due times, epoch
-    ms. `seen_ms` is when the audit began, `took_s` how long it took.
+    cannot be judged because the journals no longer keep them, or cannot be read yet. `by_kind` counts
+    all exceptions; `exceptions` names the first of them. The keys of `hours` are the hours of the due
+    times, epoch ms. `seen_ms` is when the audit began, `took_s` how long it took.
     """
 
     seen_ms: int
@@ -119,13 +121,14 @@ def audited(
     2. read the positions, then all entries of the indexes, then the positions again;
     3. wait until the journals' readable ends reach these positions, then read the requests up to their end;
     4. with `targets`, read the target topics up to their end;
-    5. read the receipts up to their end: they account for everything read before;
+    5. with `targets`, wait until the receipts that exist by now can be read; then read the receipts up to
+       their end: they account for everything read before;
     6. read the positions a last time.
 
-    What Kafka removes before it is read is not judged.
+    What Kafka removes before it is read is not judged, nor are messages whose receipts may be hidden.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
-    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of
-    the request topics exist.
+    Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of the
+    request topics exist, or when Spark had to read records again that were gone.
     """
     with ExitStack() as ending:
         yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
@@ -150,18 +153,22 @@ class _Audit:
         self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
+        low_water = {shard: self._inspector.mark(shard) for shard in shards}
         held = self._held(shards)
         after = self._positions(shards)
         beyond = self._wait_for_journals(after)  # 3
         journals = self._journals()
         asked = self._keep(_limit_timestamps(journals.requests().select(REQUEST_COLUMNS)))
         there = self._targets(asked) if targets else None  # 4
+        hiding = self._wait_for_receipts(shards) if targets else set()
         found = None if there is None else self._keep(there.messages(self._settings.topics))
         later = self._journals()  # 5
         outcomes = self._keep(later.outcomes())
         self._read_now(journals, later, [asked, outcomes, found])
         spans = None if there is None else there.spans()
-        known = marks(self._session, first, journals, later, outcomes, before, after)
+        known = marks(
+            self._session, first, journals, later, outcomes, before, after, low_water, hiding
+        )  # fmt: skip
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
         # Everything above is read before the positions are read a last time.
         counts = by_shard(judged)
@@ -170,7 +177,7 @@ class _Audit:
         of_requests = exceptions(judged, seen_ms, late_ms, targets=targets)
         wrong = self._keep(of_requests.unionByName(gone(outcomes)))
         of_positions = [*beyond, *stuck]
-        named, by_kind = _named(wrong, of_positions)
+        named, by_kind = named_and_counted(wrong, of_positions)
         rows = requests(judged)
         verdict = AuditVerdict(
             seen_ms=seen_ms,
@@ -186,7 +193,8 @@ class _Audit:
             **series(rows, counts),
             read_targets=there.topics if there else [],
         )
-        positions = self._session.createDataFrame(of_positions, _EXCEPTIONS)
+        self._check_read_once()
+        positions = self._session.createDataFrame(of_positions, EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
 
     def _check_topics(self, there: Reach) -> None:
@@ -233,12 +241,21 @@ class _Audit:
 
     def _wait_for_journals(self, positions: SeenPositions) -> list[PositionFinding]:
         """Wait until the journals can be read up to the positions; positions still beyond are exceptions."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            beyond = list(positions_ahead(positions, reach(self._settings, self._access)))
-            if not beyond or time.monotonic() > deadline:
-                return beyond
-            time.sleep(PATIENCE_LOOK_S)
+        return _patiently(
+            lambda: list(positions_ahead(positions, reach(self._settings, self._access)))
+        )
+
+    def _wait_for_receipts(self, shards: Iterable[Shard]) -> set[Shard]:
+        """Wait until all receipts that exist now can be read; return the shards where some still cannot."""
+        # The end of a transaction reaches one partition after the other, perhaps a target first.
+        places = {shard: (receipts_topic(shard.topic), shard.partition) for shard in shards}
+        written = Topics(self._access.admin()).ends(places.values(), committed=False)
+
+        def hiding() -> set[Shard]:
+            there = of_table(reach(self._settings, self._access), "outcomes")
+            return {shard for shard, at in places.items() if there[shard].end < written.get(at, 0)}
+
+        return _patiently(hiding)
 
     def _targets(self, asked: DataFrame) -> Targets:
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
@@ -250,32 +267,33 @@ class _Audit:
     ) -> None:
         """Read what these tables hold, and note what Kafka removed before it was read."""
         rows = [table.select(lit(1)) for table in tables if table is not None]
-        reduce(DataFrame.union, rows).count()
+        self._read = reduce(DataFrame.union, rows)
+        self._read_rows = self._read.count()
         # Only now: the service trims its journals at any time, and a target has its retention.
         left = reach(self._settings, self._access)
         requests.leave_out_removed(left)
         outcomes.leave_out_removed(left)
 
+    def _check_read_once(self) -> None:
+        # Tables that an executor held are read again if it is lost, then without what Kafka removed.
+        if self._read.count() != self._read_rows:
+            raise AuditError(
+                "Spark lost records that it had read, and Kafka has removed some of them since; run the "
+                "audit again"
+            )
 
-_EXCEPTIONS = (
-    "kind string, topic string, partition int, offset long, id string, caller string, detail string"
-)
+
+def _patiently(look: Callable[[], Found]) -> Found:
+    """What is found once that is nothing, or when the patience has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = look()
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(PATIENCE_LOOK_S)
 
 
 def _limit_timestamps(asked: DataFrame) -> DataFrame:
     # Callers may set timestamps to anything: at most a minute from now counts.
     soon_ms = lit(time.time_ns() // 1_000_000 + CLOCKS_APART_MS)
     return asked.withColumn("timestamp_ms", least(col("timestamp_ms"), soon_ms))
-
-
-def _named(
-    wrong: DataFrame, more: Sequence[PositionFinding]
-) -> tuple[list[PositionFinding], dict[str, int]]:
-    """The exceptions, all of `more` and at most `MOST_NAMED` others, and how many there are of each kind."""
-    counted = wrong.groupBy("kind").agg(count(lit(1)).alias("found")).collect()
-    by_kind = {row.kind: row.found for row in counted}
-    for one in more:
-        by_kind[one.kind] = by_kind.get(one.kind, 0) + 1
-    found = [PositionFinding(*row) for row in wrong.limit(MOST_NAMED).collect()] if counted else []
-    named = [*more, *sorted(found, key=lambda one: one[:4])]
-    return named, dict(sorted(by_kind.items(), key=lambda item: (-item[1], item[0])))

@@ -23,6 +23,11 @@ def is_compacted_away() -> Column:
     return is_true(col("compacted") & col("kind").isNull() & (col("offset") < col("end")))
 
 
+def may_have_hidden_receipt() -> Column:
+    """Whether a target has its message, and the receipt of that is perhaps not readable yet."""
+    return is_true(col("receipts_hidden") & col("copies").isNotNull() & col("outcome").isNull())
+
+
 def lateness() -> Column:
     """How long after its due time, or after it was requested if that is later, it was delivered, in ms."""
     return greatest(col("outcome_ms") - due_since(), lit(0))

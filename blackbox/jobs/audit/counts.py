@@ -22,7 +22,12 @@ from pyspark.sql.functions import grouping as is_summed
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.conditions import is_compacted_away, is_known, lateness
+from blackbox.jobs.audit.conditions import (
+    is_compacted_away,
+    is_known,
+    lateness,
+    may_have_hidden_receipt,
+)
 from blackbox.jobs.audit.request_statuses import STATES
 from blackbox.spark.journals import SHARD
 
@@ -60,6 +65,7 @@ def by_shard(judged: DataFrame) -> list[dict[str, Any]]:
     unread = (col("offset") >= col("requests_from")) & (col("offset") < col("requests_to"))
     unapplied = within("receipt") | within("again.receipt")
     is_cut = ~is_known() | is_compacted_away() | (col("state") == lit("unknown"))
+    is_not_judged = is_cut | may_have_hidden_receipt()
     rows = judged.groupBy(SHARD).agg(
         smallest("timestamp_ms").alias("first_ms"),
         largest(greatest("timestamp_ms", "outcome_ms")).alias("last_ms"),
@@ -68,7 +74,7 @@ def by_shard(judged: DataFrame) -> list[dict[str, Any]]:
         largest(when(col("outcome") == lit("delivered"), lateness())).alias("longest_ms"),
         counted(col("kind") == lit("cancel")).alias("cancels"),
         counted(is_pending & col("cold")).alias("cold"),
-        counted(is_cut).alias("unknown"),
+        counted(is_not_judged).alias("unknown"),
         counted(col("kind").isNotNull() & unread).alias("unread"),
         counted(unapplied).alias("unapplied"),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
@@ -12,6 +13,7 @@ from pyspark.sql.functions import (
     coalesce,
     col,
     concat,
+    count,
     explode,
     lit,
     struct,
@@ -28,8 +30,17 @@ from blackbox.jobs.audit.conditions import (
     is_known,
     is_true,
     lateness,
+    may_have_hidden_receipt,
 )
+from blackbox.jobs.audit.positions import PositionFinding
 from blackbox.spark.journals import PLACE
+
+EXCEPTIONS = (
+    "kind string, topic string, partition int, offset long, id string, caller string, detail string"
+)
+
+# A verdict is held in memory: other exceptions are only counted, and are in the tables.
+MOST_NAMED = 10_000
 
 
 def exceptions(
@@ -72,6 +83,19 @@ def gone(outcomes: DataFrame) -> DataFrame:
         nothing.alias("caller"),
         detail.alias("detail"),
     )
+
+
+def named_and_counted(
+    wrong: DataFrame, more: Sequence[PositionFinding]
+) -> tuple[list[PositionFinding], dict[str, int]]:
+    """The exceptions, all of `more` and at most `MOST_NAMED` others, and how many there are of each kind."""
+    counted = wrong.groupBy("kind").agg(count(lit(1)).alias("found")).collect()
+    by_kind = {row.kind: row.found for row in counted}
+    for one in more:
+        by_kind[one.kind] = by_kind.get(one.kind, 0) + 1
+    found = [PositionFinding(*row) for row in wrong.limit(MOST_NAMED).collect()] if counted else []
+    named = [*more, *sorted(found, key=lambda one: one[:4])]
+    return named, dict(sorted(by_kind.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _pending_throughout() -> Column:
@@ -121,10 +145,21 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "no-payload": (is_known() & entry & ~payload, lit("it has an entry but no payload")),
         "orphan-payload": (~entry & payload, lit("it has a payload but no entry")),
         "duplicated": (
-            is_known() & ((col("outcomes") > lit(1)) | col("outcome_of").isNotNull()),
+            is_known()
+            & any_of(
+                col("outcomes") > lit(1),
+                col("outcome_of").isNotNull(),
+                col("replaced").isNotNull(),
+            ),
             when(
                 col("outcome_of").isNotNull(),
                 _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
+            ).when(
+                col("outcomes") == lit(1),
+                _text(
+                    col("outcome"), _at("to_"), ", although the request that it replaces, at ",
+                    col("replaced.offset"), ", was ", col("replaced.outcome"),
+                ),
             ).otherwise(_text(
                 col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
                 ", last ", col("again.outcome"), _at("again.to.to_"),
@@ -203,7 +238,7 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         )
     )
     rules["unaccounted"] = (
-        is_known() & (col("copies") == lit(1)) & ~is_true(has_receipt),
+        is_known() & (col("copies") == lit(1)) & ~is_true(has_receipt) & ~may_have_hidden_receipt(),
         _text(_place("one.at_"), " contains it, but no receipt says so"),
     )
 

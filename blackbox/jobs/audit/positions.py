@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,6 +11,7 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.functions import min as smallest
 
 from blackbox.core.plan import Positions
+from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard, id_prefix
 from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Reach, Span, of_table
 
@@ -20,7 +21,8 @@ MARKS = (
     "topic string, partition int, id_prefix string, in_kafka_from long, first long, end long, "
     "end_later long, gaps array<struct<start: long, end: long>>, whole_from long, "
     "requests_low long, requests_high long, receipts_low long, receipts_high long, "
-    "steady boolean, compacted boolean, receipts_complete_from_ms long, "
+    "steady boolean, compacted boolean, receipts_complete_from_ms long, accounted_from long, "
+    "receipts_hidden boolean, "
     "requests_from long, receipts_from long, requests_to long, receipts_to long"
 )
 """Per shard:
@@ -32,6 +34,8 @@ MARKS = (
 `steady` -- whether there were positions, and they did not go back
 `compacted` -- whether Kafka may remove records in between, as in a topic of schedules
 `receipts_complete_from_ms` -- since when all receipts are kept; null: from the first one on
+`accounted_from` -- no receipt that is gone names a request from this one on; null: not known
+`receipts_hidden` -- whether an open transaction hides receipts of messages that can be read in targets
 `requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
 """
 
@@ -86,8 +90,11 @@ def marks(
     outcomes: DataFrame,
     before: SeenPositions,
     after: SeenPositions,
+    low_water: Mapping[Shard, Mark | None],
+    hiding: Collection[Shard],
 ) -> DataFrame:
-    complete_from = _complete_from(_cuts(later), outcomes)
+    cuts = _cuts(later)
+    complete_from = _complete_from(cuts, outcomes)
     rows = []
     for shard in before:
         requests, receipts = (JournalKey(table, shard) for table in TABLES)
@@ -105,6 +112,7 @@ def marks(
                 low.requests, high.requests, low.receipts, high.receipts,
                 before[shard] is not None and pair[0] == low,
                 shard.topic in journals.settings.schedule_topics, complete_from.get(shard),
+                _accounted_from(low_water[shard], cuts.get(shard, 0)), shard in hiding,
                 *waiting_from, first[requests].end, first[receipts].end,
             )
         )  # fmt: skip
@@ -136,6 +144,11 @@ def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard
     # Without any receipt that is kept, nothing is known of outcomes until now.
     now_ms = time.time_ns() // 1_000_000
     return {shard: found.get(shard, now_ms) for shard in cuts}
+
+
+def _accounted_from(mark: Mark | None, cut: int) -> int | None:
+    # No receipt below the offset `receipts` of the mark names a request at or above it.
+    return mark.requests if mark is not None and cut <= mark.receipts else None
 
 
 def _from(cuts: Mapping[Shard, int]) -> Any:

@@ -11,6 +11,7 @@ from pyspark.sql.functions import (
     count,
     hex,
     lead,
+    least,
     lit,
     lower,
     lpad,
@@ -21,7 +22,8 @@ from pyspark.sql.functions import (
 from pyspark.sql.functions import max as largest
 from pyspark.sql.functions import min as smallest
 
-from blackbox.jobs.audit.conditions import any_of, is_true
+from blackbox.jobs.audit.conditions import any_of, is_true, may_have_hidden_receipt
+from blackbox.jobs.audit.replacements import REPLACED, delivered_as_well, too_late
 from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
 REQUEST_COLUMNS = [
@@ -35,6 +37,8 @@ STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",
     "to_topic", "to_partition", "to_offset", "ended_by",
 ]  # fmt: skip
+
+CLOCKS_APART_MS = 60_000
 
 STATES = (
     "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",
@@ -65,11 +69,18 @@ def request_statuses(
         first_outcomes = first_outcomes.join(broadcast(spans), ["to_topic", "to_partition"], "left")
     index = _index(held)
     did_not_count = held.where(col("ignored")).select(PLACE).union(ignored(outcomes).select(PLACE))
-    ended = _ended(asked, by_id, first_outcomes, did_not_count)
+    is_any_by_id = not by_id.isEmpty()
+    ended = _ended(asked, by_id if is_any_by_id else None, first_outcomes, did_not_count)
     rows = asked.join(ended.hint("merge"), PLACE, "left")
     rows = rows.join(first_outcomes, PLACE, "full").join(index, PLACE, "full")
     rows = _with_carried(rows, asked, first_outcomes, index, ended)
-    if found is not None:
+    if is_any_by_id:
+        rows = rows.join(delivered_as_well(by_id, asked, first_outcomes), PLACE, "left")
+    else:
+        rows = rows.withColumn("replaced", lit(None).cast(REPLACED))
+    if found is None:
+        rows = rows.withColumn("copies", lit(None).cast("long"))
+    else:
         rows = rows.join(_copies(found), PLACE, "full")
     rows = rows.join(broadcast(marks), SHARD, "inner")
     return _with_state(rows.withColumn("id", _id()))
@@ -131,13 +142,15 @@ def _with_carried(
 
 
 def _ended(
-    asked: DataFrame, by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame
+    asked: DataFrame,
+    by_id: DataFrame | None,
+    first_outcomes: DataFrame,
+    did_not_count: DataFrame,
 ) -> DataFrame:
     """The record that ends each request: the next one with its caller id, or one that names its id."""
-    is_any_by_id = not by_id.isEmpty()
-    if is_any_by_id:
+    if by_id is not None:
         # Few rows, which are used several times: without this, each use would calculate them again.
-        late = _too_late(by_id, first_outcomes, did_not_count).localCheckpoint()
+        late = too_late(by_id, first_outcomes, did_not_count).localCheckpoint()
         asked = asked.join(late, PLACE, "left_anti")
         by_id = by_id.join(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
@@ -153,7 +166,7 @@ def _ended(
     # A carried record has the caller id of the request that it carries, and does not end it.
     is_ended = col("ended_by").isNotNull() & ~col("ended_carries").eqNullSafe(col("offset"))
     ended = following.where(is_ended).drop("ended_carries").withColumn("keeps_cold_bit", lit(False))
-    if not is_any_by_id:
+    if by_id is None:
         return ended
     by_id = by_id.where(col("ended_by") > col("offset"))
     requests_only = asked.where(col("kind") == lit("request")).select(*PLACE, "origin")
@@ -177,20 +190,6 @@ def _ended(
     every = ended.unionByName(named).unionByName(moved)
     both = every.groupBy(PLACE).agg(smallest(first).alias("first"))
     return both.select(*PLACE, "first.ended_by", "first.ended_as", "first.keeps_cold_bit")
-
-
-def _too_late(by_id: DataFrame, first_outcomes: DataFrame, did_not_count: DataFrame) -> DataFrame:
-    """The replacements that end nothing, because they came too late."""
-    replacing = by_id.where(col("ended_as") == lit("request"))
-    had_ended = replacing.join(first_outcomes, PLACE, "left_semi").select(
-        *SHARD, col("ended_by").alias("offset")
-    )
-    # For a replacement that it found too late, the service notes this first, and writes `invalid`
-    # with the dead letter.
-    said_invalid = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
-    own = replacing.select(*SHARD, col("ended_by").alias("offset"))
-    own = own.join(said_invalid.union(did_not_count), PLACE, "left_semi")
-    return had_ended.unionByName(own).distinct()
 
 
 def _first_outcomes(outcomes: DataFrame) -> DataFrame:
@@ -241,13 +240,18 @@ def _copies(found: DataFrame) -> DataFrame:
 
 def _with_state(rows: DataFrame) -> DataFrame:
     is_ended = col("ended_by") < col("requests_high")
-    receipts_incomplete = col("due_ms") < col("receipts_complete_from_ms")
+    # A request that was refused ended long before it is due: all receipts since it was written count.
+    complete_from_ms = col("receipts_complete_from_ms") + lit(CLOCKS_APART_MS)
+    is_accounted_for = is_true(col("offset") >= col("accounted_from"))
+    asked_ms = least(col("timestamp_ms"), col("due_ms"))
+    receipts_incomplete = (asked_ms < complete_from_ms) & ~is_accounted_for
     records_incomplete = col("caller_id").isNotNull() & (col("offset") < col("whole_from"))
     # Its receipt, or the record that ended it, may be gone: only the index shows what is pending.
     in_doubt = ~any_of(col("entry"), col("cold")) & any_of(receipts_incomplete, records_incomplete)
     # A receipt decides first: a cancel that came too late does not change a delivery.
     state = (
         when(col("outcome").isNotNull(), col("outcome"))
+        .when(may_have_hidden_receipt(), lit("unknown"))
         .when(is_ended & (col("ended_as") == lit("cancel")), lit("cancelled"))
         .when(is_ended, lit("replaced"))
         .when(col("offset") >= col("requests_high"), lit("unread"))
