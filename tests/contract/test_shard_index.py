@@ -888,7 +888,7 @@ def test_a_request_cancelled_elsewhere_while_it_is_postponed_leaves_no_payload(
         return commands(*seen)
 
     monkeypatch.setattr(index, "_commands_that_settle", cancelled_in_between)
-    parked_ms = parked_at(band_of("orders"), NOW_MS)
+    parked_ms = parked_at(next(bands_of("orders")), NOW_MS)
     index.settle(Settlement({0: None}, 1, {1: (parked_ms, entry(caller_id="a"))}, NOW_MS))
 
     assert held(client) == Held(Positions(3, 1), [], {}, {}, set())
