@@ -75,7 +75,7 @@ STEPS = {
     "R1": Step(ShardWriter, "open"),
     "R2": Step(ShardJournal, "check"),
     "R3": Step(recovery, "commit_barrier"),
-    "R4": Step(Recovery, ("_settle", "_rebuild")),
+    "R4": Step(Recovery, ("_apply_outcomes", "_rebuild")),
     "R5": Step(Recovery, "_catch_up"),
 }
 
