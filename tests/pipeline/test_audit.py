@@ -596,7 +596,7 @@ def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf
     assert kinds(shelf.audit()) == [("lost", pending)]
 
 
-@pytest.mark.parametrize("is_carried", [False, True])
+@pytest.mark.parametrize("is_carried", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_a_request_that_was_delivered_as_well_as_its_replacement_is_an_exception(
     shelf: Shelf, *, is_carried: bool
 ) -> None:
@@ -718,7 +718,7 @@ def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shel
     assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("ends", [pytest.param(True, marks=pytest.mark.proof), False])
 def test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, ends: bool
 ) -> None:
@@ -749,7 +749,7 @@ def test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted(
     assert (verdict.states["delivered"], verdict.unknown) == ((2, 0) if ends else (1, 1))
 
 
-@pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.parametrize("targets", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_what_kafka_removes_during_an_audit_is_not_judged(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, targets: bool
 ) -> None:
