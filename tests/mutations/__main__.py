@@ -1,11 +1,11 @@
 """Shows that the tests find bugs: each is put into a copy of the product, and the tests must fail.
 
 `python -m tests.mutations [name ...]`; `--page` writes docs/mutations.md, where the rows of other bugs stay;
-`--without-chaos` plays no faults.
+`--without-chaos` plays no faults; `--at-once 2` searches for two bugs at the same time.
 
 The tests that the page names for a bug are run first; for a bug that is not on the page, the functions among the
 bug's own tests. If none of them fails, or one no longer exists, all tests without servers are run, and then the tests
-of the bug.
+of the bug. The tests of all bugs are first run without a bug.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from tests.mutations.bugs import BUGS, Bug, Change
@@ -73,10 +81,23 @@ class Found(NamedTuple):
     seconds: float = 0
 
 
-def sound(bugs: Iterable[Bug]) -> Bug:
-    """No bug, for all tests that should find one of these."""
-    tests = {test for bug in bugs for test in bug.tests}
-    return Bug("no bug", "the product as it is", (), (), tuple(sorted(tests)))
+def check_without_bugs(known: Iterable[Found]) -> None:
+    """Raises SystemExit if a test that should find one of these fails without a bug."""
+    tests = {test for one in known for test in one.tests or (*WITHOUT_SERVICES, *one.bug.tests)}
+    if not tests:
+        return
+    with tempfile.TemporaryDirectory(prefix="blackbox-mutation-") as name:
+        copy(Path(name))
+        # one by one: with a test that no longer exists, pytest runs no others
+        there = [test for test in sorted(tests) if is_there(test)]
+        if failed := failing(there, Path(name), "--numprocesses", "3"):
+            raise SystemExit(f"without a bug these fail already: {', '.join(failed)}")
+
+
+def is_there(test: str) -> bool:
+    path, _, function = test.partition("::")
+    file = ROOT / path
+    return file.exists() and (not function or f"def {function}(" in file.read_text())
 
 
 def expected(bug: Bug) -> Found:
@@ -127,13 +148,14 @@ def look_for(bug: Bug, before: Found, *, is_played: bool) -> Found:
     return Found(bug, failed, played, time.monotonic() - began)
 
 
-def failing(tests: Sequence[str], folder: Path) -> tuple[str, ...]:
+def failing(tests: Sequence[str], folder: Path, *options: str) -> tuple[str, ...]:
     """Which of these fail; none if one of them does not exist, because pytest then runs no others."""
     if not tests:
         return ()
     command = [
         sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
-        "--maxfail", str(MOST_FAILURES), "--deselect", "tests/unit/test_mutations.py", *tests,
+        "--maxfail", str(MOST_FAILURES), "--deselect", "tests/unit/test_mutations.py",
+        *options, *tests,
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return tuple(dict.fromkeys(FAILED.findall(ended.stdout)))
@@ -170,30 +192,40 @@ def run(
         bool,
         typer.Option("--without-chaos", help="Play no faults; the page keeps what they showed."),
     ] = False,
+    at_once: Annotated[int, typer.Option(min=1, help="How many bugs to search for at once.")] = 1,
 ) -> None:
     """Exit code 1 if some bug is not found."""
     console = Console()
     unknown = set(names or ()) - {bug.name for bug in BUGS}
     if unknown:
         raise typer.BadParameter(f"no such bug: {', '.join(sorted(unknown))}")
-    bugs = [bug for bug in BUGS if not names or bug.name in names]
-    chosen = [sound(bugs), *bugs]
     before = read(PAGE.read_text())
-    found: list[Found] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        for number, bug in enumerate(chosen):
-            what = f"{number} of {len(chosen) - 1}: {bug.name}"
-            shown = bar.add_task(what, total=None)
-            known = before.get(bug.name) or expected(bug)
-            one = look_for(bug, known, is_played=not without_chaos)
-            bar.remove_task(shown)
-            if not console.is_terminal:
-                console.print(f"{what}: {len(one.tests)} tests failed; {one.played}")
-            if bug.changes:
-                found.append(one)
-            elif one.tests:
-                raise SystemExit(f"without a bug these fail already: {', '.join(one.tests)}")
+    known = [
+        before.get(bug.name) or expected(bug) for bug in BUGS if not names or bug.name in names
+    ]
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=console) as bar,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        shown = bar.add_task("without a bug", total=len(known))
+        check_without_bugs(known)
+
+        def search(one: Found) -> Found:
+            bar.update(shown, description=one.bug.name)
+            done = look_for(one.bug, one, is_played=not without_chaos)
+            bar.advance(shown)
+            if not console.is_terminal or not done.tests:
+                console.print(f"{one.bug.name}: {len(done.tests)} tests failed; {done.played}")
+            return done
+
+        found = list(pool.map(search, known))
+        bar.update(shown, description="without a bug")
+        check_without_bugs(
+            now
+            for before_it, now in zip(known, found, strict=True)
+            if now.tests and not set(now.tests) <= set(before_it.tests)
+        )
     console.print(_table(found))
     if page:
         PAGE.write_text(written(before | {one.bug.name: one for one in found}))
