@@ -54,26 +54,6 @@ class Intake:
     admission: Admission | None = None
     check_log: Callable[[Tail], None] = lambda tail: None
 
-    def parse_and_store(
-        self, batch: Batch, latest_ms: int, opening: Rebuild | None = None
-    ) -> Taken:
-        """Store one batch: I1 to I3 of `docs/how-it-works.md`. The same again changes nothing.
-
-        The process engine parses in a thread of its own; it calls this only while a shard is opened.
-
-        `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
-        did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
-        IndexFull when Redis has no room (nothing was stored), IndexLost when the outcome is
-        unknown, Shortened when the log has lost its end and other records took its place.
-        """
-        rulings = None if self.admission is None else self.admission.rulings()
-        # I1. An invalid record becomes an entry that is due at once: dispatch writes the dead
-        # letter in the transaction of a receipt, so it has one outcome even after a crash.
-        parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
-        if opening is not None and opening.unknown_before_ms is not None:
-            parsed = outcome_unknown(batch, parsed, opening.unknown_before_ms)
-        return self.store(parsed, latest_ms, opening=opening)
-
     def store(
         self,
         parsed: Parsed,
@@ -114,6 +94,24 @@ class Intake:
             parsed.start, parsed.end, touched, make_plan, now_ms, while_busy, ended
         )
         return _taken(plan, rulings, parsed.kafka_ahead_ms)
+
+    def parse_and_store(
+        self, batch: Batch, latest_ms: int, opening: Rebuild | None = None
+    ) -> Taken:
+        """Store one batch, while a shard is opened and in the Spark engine: the steps I1 to I3.
+
+        The same again changes nothing. `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
+        did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
+        IndexFull when Redis has no room (nothing was stored), IndexLost when the outcome is
+        unknown, Shortened when the log has lost its end and other records took its place.
+        """
+        rulings = None if self.admission is None else self.admission.rulings()
+        # I1. An invalid record becomes an entry that is due at once: dispatch writes the dead
+        # letter in the transaction of a receipt, so it has one outcome even after a crash.
+        parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
+        if opening is not None and opening.unknown_before_ms is not None:
+            parsed = outcome_unknown(batch, parsed, opening.unknown_before_ms)
+        return self.store(parsed, latest_ms, opening=opening)
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """What this batch replaces, cancels or carries on, before it can be stored."""

@@ -78,7 +78,8 @@ class Recovery:
             has_markers=self.writer.exactly_once,
         )  # fmt: skip
         preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing
-        # Fence before any receipt is read: an earlier owner may commit receipts until then.
+        # Fence before any receipt is read: an earlier owner may commit receipts until then. Its open
+        # transaction is aborted.
         self.writer.open()
         # read before `prepare` checks the groups: the barrier checks later receipts
         checked = self.journal.receipt_bounds().end
@@ -96,7 +97,7 @@ class Recovery:
         position, void = commit_barrier(  # the witness of R2, and R3
             self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
-        outcomes = self._outcomes(start, position)  # R4
+        outcomes = self._outcomes(start, position)  # R4: read; removed below
         self._note_doubts(outcomes)
         judged = 0 if outcomes.unknown_ms else outcomes.judged
         # Redis went back: rules do not judge again the requests that they have judged
@@ -106,7 +107,7 @@ class Recovery:
         if start.is_rebuild:
             self._rebuild(outcomes, position)
         else:
-            self._apply_outcomes(outcomes, position)
+            self._apply_outcomes(outcomes, position)  # R4
         # before any delivery: a cancel may have taken effect before Redis went back
         self._catch_up()  # R5
         if went_back and self.index.positions.requests >= judged:

@@ -213,6 +213,12 @@ def first_header(headers: Headers, wanted: str) -> bytes | None:
     return None
 
 
+def header_text(headers: Headers, wanted: str) -> str | None:
+    """The same as text; what is not UTF-8 is replaced, and so no topic name or instant."""
+    held = first_header(headers, wanted)
+    return None if held is None else held.decode(errors="replace")
+
+
 def caller_of(headers: Headers) -> str | None:
     """The caller: the first header CALLER_SERVICE, if it can be a name."""
     return caller_name(first_header(headers, CALLER_HEADER))

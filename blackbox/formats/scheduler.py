@@ -10,6 +10,7 @@ from blackbox.formats.format import (
     RefusedError,
     caller_of,
     first_header,
+    header_text,
     shown,
     start_ms,
 )
@@ -79,12 +80,12 @@ class Scheduler(Format):
 
 
 def _target_topic(headers: Headers) -> str:
-    given = first_header(headers, TARGET_TOPIC)
+    given = header_text(headers, TARGET_TOPIC)
     if not given:
         what = "missing" if given is None else "empty"
         detail = f"{TARGET_TOPIC} is {what}; give the topic to deliver to"
         raise RefusedError(Reason.BAD_TOPIC, detail)
-    return given.decode(errors="replace")
+    return given
 
 
 def _schedule_id(key: bytes | None) -> str:

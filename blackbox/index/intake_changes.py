@@ -23,7 +23,7 @@ IN_FLIGHT_WAIT_S = 2.0  # other shards of the process are not read in that time
 
 
 class IntakeChanges(Lookups):
-    """`_run_multi` is in `guarded_index.py`; the commands that other changes use as well, in `command_builder.py`."""
+    """The part of ShardIndex that stores; most of its commands are made in `command_builder.py`."""
 
     def store(
         self,
@@ -132,7 +132,8 @@ class IntakeChanges(Lookups):
         """The commands of the MULTI that stores a batch.
 
         For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if
-        it has a caller id, `HSET ids <caller id> <member>`. For the batch: `HSET state requests <end>`.
+        it has a caller id, `HSET ids <caller id> <member>`. One beyond the horizon has only a bit in
+        `cold`. For the batch: `HSET state requests <end>`.
         """
         for offset, entry in plan.puts.items():
             stored = entries.encode(entry)
