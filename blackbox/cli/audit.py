@@ -138,7 +138,8 @@ def print_verdict(verdict: AuditVerdict) -> None:
             Text(f"{verdict.unknown:,} not judged: no longer in the journals, or not readable yet")
         )
     if verdict.is_clean:
-        console.print(Text("clean: every request is accounted for", style="bold green"))
+        judged = " that can be judged" if verdict.unknown else ""
+        console.print(Text(f"clean: every request{judged} is accounted for", style="bold green"))
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in verdict.by_kind.items())
     console.print(Text(f"{verdict.found:,} exceptions: {kinds}", style="bold red"))

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import orjson
-
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.parking import BAND_MS, band_at, bands_of, parked_at, span, time_at, waits_for
 from blackbox.core.plan import Positions
@@ -18,7 +16,6 @@ from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry, claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
-from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard, member
 
 
@@ -109,11 +106,6 @@ class Inspector:
             ("HMGET", keys.state, "format", "requests"), ("GET", keys.receipts)
         )
         return positions_of(shard, state, receipts)
-
-    def mark(self, shard: Shard) -> Mark | None:
-        """The last low-water mark of a shard, as its index knows it."""
-        (stored,) = self._clients.together(("HGET", Keys(shard).state, "mark"))
-        return None if stored is None else Mark(*orjson.loads(stored))
 
     def is_ready(self, shard: Shard) -> bool:
         """Whether requests can be stored: there is an index, and it is not being rebuilt."""

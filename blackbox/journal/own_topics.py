@@ -14,7 +14,6 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.errors import JournalLost
-from blackbox.records.receipt import RECEIPTS_TOPIC_BYTES
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -28,8 +27,8 @@ UNLIMITED_RETENTION = {"retention.ms": "-1", "cleanup.policy": "delete"}
 # With the broker's clock, a caller's slow clock makes no message early.
 BROKER_TIMESTAMPS = {"message.timestamp.type": "LogAppendTime"}
 
-# Whatever the default of the brokers: a shard whose receipt they refuse delivers nothing more.
-ROOM_FOR_RECEIPTS = {"max.message.bytes": str(RECEIPTS_TOPIC_BYTES)}
+# Kafka's default, whatever that of the brokers: a shard whose receipt they refuse delivers nothing more.
+ROOM_FOR_RECEIPTS = {"max.message.bytes": "1048588"}
 
 NEW_TOPIC_PARTITIONS = 4
 

@@ -19,7 +19,7 @@ MOST_RECEIPT_BYTES = 950_000
 """Clients and topics take 1 MB by default; some parts of a receipt are not outcomes."""
 
 RECEIPTS_TOPIC_BYTES = 1_000_000
-"""The `max.message.bytes` of a receipts topic, which takes each receipt of a batch."""
+"""The least `max.message.bytes` of a receipts topic: it takes each receipt of a batch."""
 
 DOUBTFUL = 8
 """How many receipts back a void may reach; recovery never leaves more in doubt."""

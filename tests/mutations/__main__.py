@@ -220,15 +220,14 @@ def run(
             return done
 
         found = list(pool.map(search, known))
-        bar.update(shown, description="without a bug")
-        check_without_bugs(
-            now
-            for before_it, now in zip(known, found, strict=True)
-            if now.tests and not set(now.tests) <= set(before_it.tests)
-        )
     console.print(_table(found))
     if page:
         PAGE.write_text(written(before | {one.bug.name: one for one in found}))
+    check_without_bugs(
+        now
+        for before_it, now in zip(known, found, strict=True)
+        if now.tests and not set(now.tests) <= set(before_it.tests)
+    )
     raise typer.Exit(int(not all(one.tests for one in found)))
 
 

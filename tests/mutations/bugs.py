@@ -2310,6 +2310,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-by-the-last-mark",
+        "If receipts were removed, the audit judges only requests above the last low-water mark: that passes a lost request.",
+        (
+            Change(
+                "jobs/audit/positions.py",
+                "                    found[shard] = receipt.mark.requests\n                    break\n",
+                "                    found[shard] = receipt.mark.requests\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt",
+        ),
+    ),
+    Bug(
         "audit-without-low-water",
         "The audit does not judge requests above the low-water mark if earlier receipts were removed.",
         (

@@ -153,7 +153,6 @@ class _Audit:
         self._tune_spark(first)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
-        low_water = {shard: self._inspector.mark(shard) for shard in shards}
         held = self._held(shards)
         after = self._positions(shards)
         beyond = self._wait_for_journals(after)  # 3
@@ -167,7 +166,7 @@ class _Audit:
         self._read_now(journals, later, [asked, outcomes, found])
         spans = None if there is None else there.spans()
         known = marks(
-            self._session, first, journals, later, outcomes, before, after, low_water, hiding
+            self._session, first, journals, later, outcomes, before, after, self._access, hiding
         )  # fmt: skip
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
         # Everything above is read before the positions are read a last time.
@@ -248,7 +247,8 @@ class _Audit:
     def _wait_for_receipts(self, shards: Iterable[Shard]) -> set[Shard]:
         """Wait until all receipts that exist now can be read; return the shards where some still cannot."""
         # The end of a transaction reaches one partition after the other, perhaps a target first.
-        places = {shard: (receipts_topic(shard.topic), shard.partition) for shard in shards}
+        kept = of_table(reach(self._settings, self._access), "outcomes")
+        places = {s: (receipts_topic(s.topic), s.partition) for s in shards if s in kept}
         written = Topics(self._access.admin()).ends(places.values(), committed=False)
 
         def hiding() -> set[Shard]:

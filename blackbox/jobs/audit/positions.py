@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,7 +12,9 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.functions import min as smallest
 
 from blackbox.core.plan import Positions
-from blackbox.records.receipt import Mark
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.request import Shard, id_prefix
 from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Reach, Span, of_table
 
@@ -90,11 +93,12 @@ def marks(
     outcomes: DataFrame,
     before: SeenPositions,
     after: SeenPositions,
-    low_water: Mapping[Shard, Mark | None],
+    access: KafkaAccess,
     hiding: Collection[Shard],
 ) -> DataFrame:
     cuts = _cuts(later)
     complete_from = _complete_from(cuts, outcomes)
+    accounted_from = _accounted_from(cuts, access)
     rows = []
     for shard in before:
         requests, receipts = (JournalKey(table, shard) for table in TABLES)
@@ -112,7 +116,7 @@ def marks(
                 low.requests, high.requests, low.receipts, high.receipts,
                 before[shard] is not None and pair[0] == low,
                 shard.topic in journals.settings.schedule_topics, complete_from.get(shard),
-                _accounted_from(low_water[shard], cuts.get(shard, 0)), shard in hiding,
+                accounted_from.get(shard), shard in hiding,
                 *waiting_from, first[requests].end, first[receipts].end,
             )
         )  # fmt: skip
@@ -146,9 +150,20 @@ def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard
     return {shard: found.get(shard, now_ms) for shard in cuts}
 
 
-def _accounted_from(mark: Mark | None, cut: int) -> int | None:
-    # No receipt below the offset `receipts` of the mark names a request at or above it.
-    return mark.requests if mark is not None and cut <= mark.receipts else None
+def _accounted_from(cuts: Mapping[Shard, int], access: KafkaAccess) -> dict[Shard, int]:
+    """The first request that no removed receipt names, by shard, as far as a low-water mark shows it."""
+    found: dict[Shard, int] = {}
+    with closing(PartitionReader(access)) as reader:
+        for shard, cut in cuts.items():
+            journal = ShardJournal(shard, access, reader=reader)
+            start, end = journal.receipt_bounds()
+            # No receipt below the offset `receipts` of a mark names a request at or above the mark.
+            # The earliest one that is kept: the last one may be above a request that Redis has lost.
+            for _, receipt in journal.receipts(max(start, cut), end):
+                if receipt.mark is not None and receipt.mark.receipts >= cut:
+                    found[shard] = receipt.mark.requests
+                    break
+    return found
 
 
 def _from(cuts: Mapping[Shard, int]) -> Any:
