@@ -193,7 +193,7 @@ class FakeWriter:
         answers = [(o.offset, self._answer(o, waiting)) for o, _ in waiting]
         failed = {offset: refusal for offset, refusal in answers if refusal is not None}
         if failed and self.exactly_once:
-            raise Refused(failed)
+            raise Refused(failed, {o.topic for o, _ in waiting if self._answer(o, waiting)})
         taken = [(o, places) for o, places in waiting if o.offset not in failed]
         for outgoing, places in taken:
             at = f"{outgoing.topic}/{max(0, outgoing.partition)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blackbox.core.delivery_transaction import DeliveryTransaction
@@ -184,7 +184,11 @@ class Dispatch:
         except Refused as refused:
             # before the error requires recovery: the next owner would send the same batch again
             sent = delivery.ready | delivery.dead
-            self._postpone(sent, refused.suspects, did, now_ms, delivery.apart)
+            parked = self.index.parked()
+            changes = self.triage.postpone(
+                sent, refused.suspects, parked, now_ms, delivery.apart, refused.crowded
+            )
+            self._defer(changes, did, now_ms)
             raise
         if overtaken:
             self._send_without(overtaken, delivery, batch, did, now_ms)
@@ -233,7 +237,10 @@ class Dispatch:
         # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
             self._next = None  # what is postponed may have to go before it
-            self._postpone(sent, failed, did, now_ms, delivery.apart)
+            changes = self.triage.postpone(
+                sent, failed, self.index.parked(), now_ms, delivery.apart
+            )
+            self._defer(changes, did, now_ms)
 
     def _wait_for_kafka(
         self, early: TooEarly, batch: DueBatch, did: Dispatched, now_ms: int
@@ -260,7 +267,7 @@ class Dispatch:
         self._next = None
         self.index.mark_in_flight((), self._removed)
         parked = {**self.index.parked(), **batch.parked}  # `batch.parked` is not in Redis yet
-        changes = self.triage.postpone(sent, overtaken, parked, now_ms, ())
+        changes = self.triage.postpone(sent, overtaken, parked, now_ms)
         self._defer(batch.deferred | changes, did, now_ms)
         # without what has come due since: new ids could be overtaken each time
         for part in self.triage.follow_ups.parts(sent, overtaken):
@@ -274,17 +281,6 @@ class Dispatch:
         if not batch:
             self.index.mark_in_flight((), self._removed)
         return bool(batch)
-
-    def _postpone(
-        self,
-        sent: Mapping[int, Entry],
-        suspects: Mapping[int, Refusal],
-        did: Dispatched,
-        now_ms: int,
-        apart: Collection[int],
-    ) -> None:
-        changes = self.triage.postpone(sent, suspects, self.index.parked(), now_ms, apart)
-        self._defer(changes, did, now_ms)
 
     def _defer(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:
         if changes:

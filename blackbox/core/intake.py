@@ -62,7 +62,7 @@ class Intake:
         opening: Rebuild | None = None,
     ) -> Taken:
         """Store a parsed batch, steps I2 and I3; while Redis is busy, call `while_busy`."""
-        rulings = parsed.rulings
+        rulings, shard = parsed.rulings, self.index.shard
         checked_tail: Tail | None = None
         over: Mapping[int, Refusal] | None = None
 
@@ -78,7 +78,7 @@ class Intake:
             changes = parsed.changes
             if rulings is not None:
                 if over is None:  # counted once, however often the plan is made
-                    over = rulings.over_quota(self.index.shard, parsed.end, view)
+                    over = rulings.over_quota(shard, parsed.end, parsed.epochs, view)
                 changes = rulings.applied(changes, over, view.judged)
             if opening is not None:
                 view = view._replace(too_late=opening.too_late)

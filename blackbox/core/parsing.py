@@ -41,6 +41,11 @@ class Parsed(NamedTuple):
     epoch: int = UNKNOWN_EPOCH
     kafka_ahead_ms: int | None = None
 
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """The leader epochs of the first and the last record."""
+        return self.epoch, UNKNOWN_EPOCH if self.tail is None else self.tail.epoch
+
 
 def parse(
     format: Format,

@@ -112,15 +112,8 @@ class Recovery:
         self._catch_up()  # R5
         if went_back and self.index.positions.requests >= judged:
             self.index.judged_before(0)
-        return Recovered(outcomes.count, void, self._reported(start.gone), start.mark, binding)
-
-    def _reported(self, gone: tuple[int, int] | None) -> int:
-        """How many requests retention removed; later openings do not report them again."""
-        # last: an opening that fails has not counted them
-        if gone is None:
-            return 0
-        self.index.forget_gone()
-        return gone[1] - gone[0]
+        gone = start.gone[1] - start.gone[0] if start.gone else 0
+        return Recovered(outcomes.count, void, gone, start.mark, binding)
 
     def _note_doubts(self, outcomes: Outcomes) -> None:
         """Note in the index which requests are in doubt, and which of these have no outcome after all."""

@@ -184,13 +184,15 @@ class Triage:
         suspects: Mapping[int, Refusal],
         parked: Mapping[int, str],
         now_ms: int,
-        apart: Collection[int],
+        apart: Collection[int] = (),
+        crowded: Collection[str] = (),
     ) -> dict[int, Postponed]:
         """Postpone what the broker refused: parked, later, alone, or as a dead letter.
 
-        The requests `apart` were sent in record batches of their own.
+        The requests `apart` were sent in record batches of their own. In the topics `crowded`, a record
+        batch was too large.
         """
-        aside, crowded = DueBatch(), set[str]()
+        aside, one_by_one = DueBatch(), set[str]()
         unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
         unavailable = self.reported_unavailable({self._destination(batch[o]) for o in unreachable})
         for count, (offset, refusal) in enumerate(suspects.items(), 1):
@@ -207,7 +209,8 @@ class Triage:
             is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
             if refusal[0] == Reason.TOO_LARGE and not is_alone:
                 # all of them together may be too large, or all of their follow-ups
-                crowded.update((self._destination(entry), *self.follow_ups.topics(entry)))
+                topics = {self._destination(entry), *self.follow_ups.topics(entry)}
+                one_by_one |= topics.intersection(crowded) or {self._destination(entry)}
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 # one of them may be at fault: a transaction for each shows which
@@ -217,7 +220,7 @@ class Triage:
                 aside.retry_or_end(offset, entry, refusal, self.retries, now_ms)
             else:
                 aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
-        self.targets.send_one_by_one(crowded)
+        self.targets.send_one_by_one(one_by_one)
         letters = [
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]

@@ -202,13 +202,15 @@ class ShardOwner:
                 self._tick(session)  # a shard that cannot deliver is not open
             except Refused as refused:  # now out of the way: it opens again without a pause
                 self._recovery_reason = refused
+            self.metrics.recovered(self.shard, recovered)
+            if recovered.gone:  # counted now: an opening that fails reports them again
+                session.index.forget_gone()
         except Exception as reason:
             self._log_failure(reason)
             self._close_session()
             raise
         self._recovered = recovered  # before it is open: the caretaker compares its binding
         self.is_open = True
-        self.metrics.recovered(self.shard, recovered)
         self.opened(self, session.index.positions.requests)
         logger.info(
             "%s: open after %.3f s at request %d, receipt %d; %d outcomes read, %d void",

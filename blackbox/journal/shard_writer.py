@@ -21,7 +21,7 @@ from blackbox.journal.transactions import SETTLE_S, Transactions
 from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt, encode
-from blackbox.records.request import Shard
+from blackbox.records.request import Reason, Shard
 
 _RECEIPT = -1  # stands for the receipt itself in place of a request's offset
 
@@ -60,6 +60,7 @@ class ShardWriter:
         self._transactions = Transactions(access, transactional_id, str(shard), in_flight=IN_FLIGHT)
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
+        self._crowded: set[str] = set()
         self._unplaced = 0
         self._is_cut_short = False
         self._last = -1
@@ -75,8 +76,8 @@ class ShardWriter:
             self._transactions.open()
 
     def begin(self) -> None:
-        self._failed, self._lacks, self._unplaced = {}, {}, 0
-        self._is_cut_short = False
+        self._failed, self._lacks, self._crowded = {}, {}, set()
+        self._unplaced, self._is_cut_short = 0, False
         if self._exactly_once:
             self._transactions.begin()
 
@@ -130,7 +131,7 @@ class ShardWriter:
             raise journal_error(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
             self._transactions.abort()
-            raise Refused(suspects)
+            raise Refused(suspects, self._crowded)
         return suspects
 
     @property
@@ -253,6 +254,8 @@ class ShardWriter:
     ) -> None:
         if error is not None:
             known = self._failed.get(offset)
+            if reason_of(error) is Reason.TOO_LARGE:
+                self._crowded.add(message.topic() or "")
             if known is None or reason_of(known) is None:  # of several errors, the one at fault
                 self._failed[offset] = error
             if is_not_allowed(error) or error.code() == KafkaError._PURGE_QUEUE:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from blackbox.core.plan import Tail
+from blackbox.core.plan import UNKNOWN_EPOCH
 from blackbox.records.errors import IndexLost
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Reason, Second, Shard
@@ -27,20 +27,20 @@ logger = logging.getLogger("blackbox.rules")
 class _Counted(NamedTuple):
     """Up to where a shard's requests are counted, and the refusals of the last batch.
 
-    `tail` is the last record that the index had read before that batch.
+    `epoch` is the leader epoch of the last record of that batch.
     """
 
     topic_id: str | None
-    tail: Tail | None
+    epoch: int = UNKNOWN_EPOCH
     end: int = 0
     refused: Mapping[int, Refusal] = {}
 
-    def is_of(self, topic_id: str | None, tail: Tail | None, first: int) -> bool:
-        """Whether it says something about requests from `first` on, which are read after `tail`."""
-        # A topic that was created again begins at offset 0. Below the end, a batch that is stored again
-        # comes after the same record. After another one, other requests have taken the offsets, as in a
-        # log that lost its end, or Redis went back and has lost counts too.
-        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)
+    def is_of(self, topic_id: str | None, epoch: int) -> bool:
+        """Whether it says something about a batch that begins with a record of this leader epoch."""
+        # A topic that was created again begins at offset 0. In a log that lost its end, records of a
+        # later leader have taken the offsets of lost ones; those that are read again have their epoch.
+        is_later = epoch > self.epoch != UNKNOWN_EPOCH
+        return self.topic_id == topic_id and not is_later
 
 
 class CallerAdmission:
@@ -71,19 +71,19 @@ class CallerAdmission:
         end: int,
         asked: Sequence[QuotaRequest],
         topic_id: str | None = None,
-        tail: Tail | None = None,
+        epochs: tuple[int, int] = (UNKNOWN_EPOCH, UNKNOWN_EPOCH),
     ) -> dict[int, Refusal]:
         """The refusals of requests below `end` that exceed a quota, by offset.
 
-        `topic_id` is Kafka's id of the request topic, `tail` the last record that the index has read
-        before. Raises IndexFull when Redis has no room.
+        `topic_id` is Kafka's id of the request topic, `epochs` are those of the first and the last record
+        of the batch. Raises IndexFull when Redis has no room.
         """
         rules = self.rules()
         with self._lock:
             first = min((one.record.offset for one in asked), default=end)
             counted = self._counted.get(shard)
-            if counted is None or not counted.is_of(topic_id, tail, first):
-                counted = _Counted(topic_id, tail)
+            if counted is None or not counted.is_of(topic_id, epochs[0]):
+                counted = _Counted(topic_id)
             by_caller: defaultdict[str, list[QuotaRequest]] = defaultdict(list)
             for one in asked:
                 # a batch that is stored again is not counted again
@@ -104,8 +104,10 @@ class CallerAdmission:
                         silent,
                     )
             again = {o: why for o, why in counted.refused.items() if o >= first}
-            self._counted[shard] = _Counted(topic_id, tail, max(counted.end, end), again | refused)
-            return again | refused
+            self._counted[shard] = _Counted(
+                topic_id, max(counted.epoch, epochs[1]), max(counted.end, end), again | refused
+            )
+            return {o: why for o, why in (again | refused).items() if o < end}
 
     def _too_fast(
         self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]

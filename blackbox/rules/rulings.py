@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from blackbox.core.interpret import refused_entry
-from blackbox.core.plan import Change, Replacement, Tail, View
+from blackbox.core.plan import Change, Replacement, View
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
@@ -14,11 +14,11 @@ from blackbox.records.request import Invalid, Reason, Record, Request, Shard
 from blackbox.rules.rules import QuotaRequest, Rules
 
 OverQuota = Callable[
-    [Shard, int, Sequence[QuotaRequest], str | None, Tail | None], Mapping[int, Refusal]
+    [Shard, int, Sequence[QuotaRequest], str | None, tuple[int, int]], Mapping[int, Refusal]
 ]
 """The refusals of a shard's requests below an offset that exceed a quota, by offset.
 
-Last: the topic's id, and the last record that the index has read before them.
+Last: the topic's id, and the leader epochs of the first and the last record of their batch.
 """
 
 
@@ -51,14 +51,16 @@ class BatchRulings:
         """The same rules, for a batch whose requests they do not judge again."""
         return BatchRulings(self.rules, self.exceeding)
 
-    def over_quota(self, shard: Shard, end: int, view: View) -> Mapping[int, Refusal]:
+    def over_quota(
+        self, shard: Shard, end: int, epochs: tuple[int, int], view: View
+    ) -> Mapping[int, Refusal]:
         """The refusals of new requests that exceed a quota, by offset. Raises IndexFull."""
         new = [
             one
             for one in self._asked
             if one.record.offset >= view.judged and one.record.offset not in view.skipped
         ]
-        return self.exceeding(shard, end, new, view.topic_id, view.tail) if new else {}
+        return self.exceeding(shard, end, new, view.topic_id, epochs) if new else {}
 
     def applied(
         self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int

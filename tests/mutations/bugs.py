@@ -1116,12 +1116,60 @@ BUGS = (
         (
             Change(
                 "rules/admission.py",
-                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
-                "        return first >= self.end or self.tail == tail\n",
+                "        return self.topic_id == topic_id and not is_later\n",
+                "        return not is_later\n",
             ),
         ),
         (),
         ("tests/unit/test_admission.py",),
+    ),
+    Bug(
+        "gone-forgotten-too-early",
+        "Requests that retention removed are forgotten before they are counted: not at all, if the opening then fails.",
+        (
+            Change(
+                "engine/shard_owner.py",
+                "            recovered = session.recovery.open()\n",
+                "            recovered = session.recovery.open()\n            session.index.forget_gone()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_shard_owner.py"
+            "::test_requests_that_retention_removed_are_counted_once_although_an_opening_fails_late",
+        ),
+    ),
+    Bug(
+        "a-target-crowds-follow-ups",
+        "If a record batch of a target was too large, follow-ups in other topics are also sent one by one, for ten minutes.",
+        (
+            Change(
+                "core/triage.py",
+                "topics.intersection(crowded) or {self._destination(entry)}",
+                "topics",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_a_too_large_batch_of_a_target_leaves_the_batches_of_follow_ups_as_they_are",
+        ),
+    ),
+    Bug(
+        "pieces-counted-again",
+        "A batch that is stored again in pieces is counted again in the quotas of its callers.",
+        (
+            Change(
+                "rules/admission.py",
+                "        is_later = epoch > self.epoch != UNKNOWN_EPOCH\n",
+                "        is_later = epoch != self.epoch != UNKNOWN_EPOCH\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rules.py"
+            "::test_a_batch_that_is_stored_again_in_pieces_is_not_counted_again",
+        ),
     ),
     Bug(
         "quotas-of-a-lost-end",
@@ -1129,7 +1177,7 @@ BUGS = (
         (
             Change(
                 "rules/admission.py",
-                "        return self.topic_id == topic_id and (first >= self.end or self.tail == tail)\n",
+                "        return self.topic_id == topic_id and not is_later\n",
                 "        return self.topic_id == topic_id\n",
             ),
         ),

@@ -278,9 +278,10 @@ def test_quotas_apply_behind_the_end_of_a_log_that_was_rebound_while_the_service
     value = b'{"topic": "orders", "message": "m", "countdown": 3600}'
     headers: Headers = [("CALLER_SERVICE", b"shop")]
 
-    def take(start: int, *written_ms: int) -> list[int]:
+    def take(start: int, *written_ms: int, epoch: int = 3) -> list[int]:
         records = [Record(n, at, None, value, headers) for n, at in enumerate(written_ms, start)]
-        intake.parse_and_store(Batch(start, start + len(records), records, (3, 3)), NOW_MS)
+        batch = Batch(start, start + len(records), records, (epoch, epoch))
+        intake.parse_and_store(batch, NOW_MS)
         payloads = held(client).payloads
         return [record.offset for record in records if decode(payloads[record.offset]).reason]
 
@@ -290,8 +291,8 @@ def test_quotas_apply_behind_the_end_of_a_log_that_was_rebound_while_the_service
     index.load()
     index.rebind(Positions(1, 0), binding, tail=Tail(0, NOW_MS - 9000, crc32(value)))
 
-    assert take(1, NOW_MS - 8000, NOW_MS - 7000, NOW_MS - 6000) == []
-    assert take(4, *[NOW_MS - 5000] * 3) == [6]
+    assert take(1, NOW_MS - 8000, NOW_MS - 7000, NOW_MS - 6000, epoch=4) == []
+    assert take(4, *[NOW_MS - 5000] * 3, epoch=4) == [6]
 
 
 def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path) -> None:

@@ -2483,6 +2483,18 @@ def test_a_burst_of_schedules_is_refused_once_if_the_limit_is_unknown(
     assert refusals == 1
 
 
+def test_a_too_large_batch_of_a_target_leaves_the_batches_of_follow_ups_as_they_are(
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    writer.most_together["orders"] = 5
+    pend(*schedules(12))
+
+    with pytest.raises(Refused):
+        make(follow_ups=FollowUps(SHARD, SCHEDULES, Log(), "history")).tick(NOW_MS)
+
+    assert [topic for topic, limits in targets.strict.items() if limits.one_by_one] == ["orders"]
+
+
 def test_of_schedules_sent_one_by_one_only_that_with_the_too_large_copy_is_dead_lettered(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_new_receipts_topic_takes_large_receipts_whatever_the_default_of_the_b
 
     own.grow_receipts(shards(4))
 
-    assert created == [("TB.receipts", "1000000")]
+    assert created == [("TB.receipts", "1048588")]
 
 
 def test_partition_counts_are_read_every_10_s(

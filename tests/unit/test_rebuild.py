@@ -487,6 +487,7 @@ def test_an_interrupted_rebuild_reports_requests_that_retention_removed(
     assert counts(make(others_index).open()) == (1, 0, 1)
     assert list(barriers(journal)[0].gone or []) == [2, 3]
     assert held(client).offsets() == [3, 5]
+    others_index.forget_gone()
     assert make().open().gone == 0
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from blackbox.core.plan import Tail
 from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
 from blackbox.rules.admission import CallerAdmission
@@ -160,20 +159,29 @@ def test_a_request_stored_again_is_not_counted_again(tmp_path: Path, counted: Co
     assert list(judge.over_quota(SHARD, 3, [asked(2)])) == [2]
 
 
+def test_a_batch_that_is_stored_again_in_pieces_is_not_counted_again(
+    tmp_path: Path, counted: Counted
+) -> None:
+    judge = admission(tmp_path, counted, "[callers.shop]\nrequests_per_second = 2")
+    assert list(judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)], "id", (3, 4))) == [2]
+
+    assert judge.over_quota(SHARD, 1, [asked(0)], "id", (3, 3)) == {}
+    assert list(judge.over_quota(SHARD, 3, [asked(1), asked(2)], "id", (4, 4))) == [2]
+    assert list(judge.over_quota(SHARD, 4, [asked(3)], "id", (5, 5))) == [3]
+
+
 def test_quotas_apply_to_requests_that_took_the_offsets_of_lost_ones(
     tmp_path: Path, counted: Counted
 ) -> None:
     judge = admission(tmp_path, counted, "[callers.shop]\nrequests_per_second = 2")
-    before, rebound = Tail(6, NOW_MS, 1, epoch=3), Tail(6, NOW_MS, 1)
     lost = [asked(7), asked(8), asked(9)]
-    assert list(judge.over_quota(SHARD, 10, lost, "id", before)) == [9]
-    assert list(judge.over_quota(SHARD, 10, lost, "id", before)) == [9]  # stored again
+    assert list(judge.over_quota(SHARD, 10, lost, "id", (3, 3))) == [9]
 
     later_ms = NOW_MS + 1000
     new = [asked(7, at_ms=later_ms), asked(9, at_ms=later_ms)]
-    assert judge.over_quota(SHARD, 10, new, "id", rebound) == {}
+    assert judge.over_quota(SHARD, 10, new, "id", (4, 4)) == {}
     new = [asked(10, at_ms=later_ms)]
-    assert list(judge.over_quota(SHARD, 11, new, "id", Tail(9, later_ms, 1))) == [10]
+    assert list(judge.over_quota(SHARD, 11, new, "id", (4, 4))) == [10]
 
 
 def test_callers_without_rules_of_their_own_are_counted_together(

@@ -37,9 +37,15 @@ class FakeVerbs:
     next_due_ms: list[int | None] = field(default_factory=list)
     done: Dispatched = field(default_factory=Dispatched)
     cluster: str = ""
+    gone: int = 0
 
     def open(self) -> Recovered:
-        return Recovered(0, 0, 0, binding=Binding("cluster", "topic", "receipts", "blackbox"))
+        return Recovered(
+            0, 0, self.gone, binding=Binding("cluster", "topic", "receipts", "blackbox")
+        )
+
+    def forget_gone(self) -> None:
+        self.gone = 0
 
     def store(self, parsed: Parsed, now_ms: int, while_busy: Any = None) -> Taken:
         return Taken(1, 0, 0, 0, self.first_due_ms)
@@ -118,6 +124,24 @@ def test_an_open_shard_counts_the_rates_of_its_own_cluster(
 
     until("it is open", lambda: owner.is_open, 5.0)
     assert at_first_tick == ["cluster"]
+
+
+def test_requests_that_retention_removed_are_counted_once_although_an_opening_fails_late(
+    owner: ShardOwner, verbs: FakeVerbs
+) -> None:
+    def fail() -> None:
+        raise PositionsMoved("gone back")
+
+    def counted(metric: str) -> float | None:
+        return owner.metrics.registry.get_sample_value(metric, {"shard": "TB-0"})
+
+    verbs.gone, verbs.during = 3, [fail]
+    owner.start()
+    until("it is open", lambda: owner.is_open, 5.0)
+    owner.recover(PositionsMoved("gone back"))
+    until("it has opened again", lambda: counted("blackbox_recoveries_total") == 2, 5.0)
+
+    assert (verbs.gone, counted("blackbox_gone_total")) == (0, 3)
 
 
 class Quiet:
