@@ -24,13 +24,28 @@ def writer() -> ShardWriter:
 
 def fail(writer: ShardWriter, offset: int, code: int) -> None:
     """Report to the writer that the broker refused a record, as the client does."""
-    writer._report(offset, {}, KafkaError(code), None)  # type: ignore[arg-type]
+    writer._report(offset, {}, KafkaError(code), Message(topic="orders", partition=0))
 
 
 def test_a_record_that_is_too_large_is_a_suspect(writer: ShardWriter) -> None:
     fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
 
     assert writer.flush()[7][0] == Reason.TOO_LARGE
+
+
+def test_a_refusal_names_the_topics_whose_record_batches_were_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = ShardWriter(Shard("TB", 0), NOWHERE, exactly_once=True)
+    monkeypatch.setattr(writer, "_flush_unless", lambda _: 0)
+    monkeypatch.setattr(writer._transactions, "abort", lambda: None)
+    fail(writer, 7, KafkaError.MSG_SIZE_TOO_LARGE)
+    fail(writer, 8, KafkaError._PURGE_QUEUE)
+
+    with pytest.raises(Refused) as refused:
+        writer.flush()
+
+    assert refused.value.crowded == {"orders"}
 
 
 def test_at_least_once_an_abort_does_nothing(writer: ShardWriter) -> None:
