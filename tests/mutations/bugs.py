@@ -2315,7 +2315,7 @@ BUGS = (
         (
             Change(
                 "jobs/audit/exceptions.py",
-                '                col("replaced").isNotNull(),\n',
+                ', col("replaced").isNotNull()\n',
                 "",
             ),
         ),

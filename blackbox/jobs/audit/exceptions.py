@@ -144,27 +144,7 @@ def _rules() -> dict[str, tuple[Column, Column]]:
         "orphan-entry": (is_known() & (entry | cold) & _over_throughout(), _why_orphan()),
         "no-payload": (is_known() & entry & ~payload, lit("it has an entry but no payload")),
         "orphan-payload": (~entry & payload, lit("it has a payload but no entry")),
-        "duplicated": (
-            is_known()
-            & any_of(
-                col("outcomes") > lit(1),
-                col("outcome_of").isNotNull(),
-                col("replaced").isNotNull(),
-            ),
-            when(
-                col("outcome_of").isNotNull(),
-                _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
-            ).when(
-                col("outcomes") == lit(1),
-                _text(
-                    col("outcome"), _at("to_"), ", although the request that it replaces, at ",
-                    col("replaced.offset"), ", was ", col("replaced.outcome"),
-                ),
-            ).otherwise(_text(
-                col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
-                ", last ", col("again.outcome"), _at("again.to.to_"),
-            )),
-        ),
+        "duplicated": _duplicated(),
         "no-request": (
             is_known()
             & col("receipt").isNotNull()
@@ -182,6 +162,27 @@ def _rules() -> dict[str, tuple[Column, Column]]:
             _text("delivered ", col("due_ms") - col("outcome_ms"), " ms before it was due"),
         ),
     }  # fmt: skip
+
+
+def _duplicated() -> tuple[Column, Column]:
+    is_found = is_known() & any_of(
+        col("outcomes") > lit(1), col("outcome_of").isNotNull(), col("replaced").isNotNull()
+    )
+    text = when(
+        col("outcome_of").isNotNull(),
+        _text(col("outcome"), ", and so was the request that it carries, at ", col("outcome_of")),
+    ).when(
+        col("outcomes") == lit(1),
+        _text(
+            col("outcome"), _at("to_"), ", although the request that it replaces, at ",
+            col("replaced.offset"), ", was ", col("replaced.outcome"),
+        ),
+    )  # fmt: skip
+    several = _text(
+        col("outcomes"), " outcomes; first ", col("outcome"), _at("to_"),
+        ", last ", col("again.outcome"), _at("again.to.to_"),
+    )  # fmt: skip
+    return is_found, text.otherwise(several)
 
 
 def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
