@@ -702,10 +702,10 @@ def test_a_parked_request_is_not_touched_until_its_target_accepts_messages(
     assert Inspector(index.connections).pending_at(SHARD, 0).next_try_ms is None  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("is_opened_anew", [False, True])
+@pytest.mark.parametrize("is_reopened", [False, True])
 def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, connections: Any,
-    is_opened_anew: bool,
+    is_reopened: bool,
 ) -> None:  # fmt: skip
     due = [7, 3, 9, 1, 8, 2]
     pend(*(to(due_ms=NOW_MS + ms) for ms in due))
@@ -714,7 +714,7 @@ def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
     while dispatch.tick(NOW_MS + 10).retried:
         pass
     assert not writer.committed
-    if is_opened_anew:
+    if is_reopened:
         dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
         dispatch.index.load()
     targets.refusals.clear()
@@ -1058,10 +1058,10 @@ def prefers_the_same_band(target: str) -> str:
     return next(f"t{n}" for n in numbers() if next(bands_of(f"t{n}")) == band)
 
 
-@pytest.mark.parametrize("is_opened_anew", [False, True])
+@pytest.mark.parametrize("is_reopened", [False, True])
 def test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
-    connections: Any, is_opened_anew: bool,
+    connections: Any, is_reopened: bool,
 ) -> None:  # fmt: skip
     other, away = prefers_the_same_band("orders"), (Reason.UNREACHABLE, "no leader")
     targets.refusals |= {other: away, "orders": away}
@@ -1070,7 +1070,7 @@ def test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again(
     assert len({band_at(score) for score, _ in held(client).due}) == 2
     del targets.refusals[other]
     dispatch.tick(NOW_MS)
-    if is_opened_anew:
+    if is_reopened:
         dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
         dispatch.index.load()
     pend(to())
