@@ -157,7 +157,10 @@ def failing(tests: Sequence[str], folder: Path, *options: str) -> tuple[str, ...
         "--maxfail", str(MOST_FAILURES), "--deselect", "tests/unit/test_mutations.py",
         *options, *tests,
     ]  # fmt: skip
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with_long_ones = os.environ | {"BLACKBOX_TEST_PROOF": "1"}
+    ended = subprocess.run(
+        command, cwd=folder, env=with_long_ones, capture_output=True, text=True, check=False
+    )
     return tuple(dict.fromkeys(FAILED.findall(ended.stdout)))
 
 
