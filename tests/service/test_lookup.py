@@ -70,7 +70,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
 
 def write_receipts(world: World, partition: int, count: int) -> None:
     """As if so many batches of other requests had been delivered."""
-    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20})
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 20}
+    producer = Producer(settings | {"enable.idempotence": True})  # else a retry changes the order
     now_ms = time.time_ns() // 1_000_000
     for number in range(count):
         receipt = Receipt(now_ms, delivered={"x/0": [(10**9 + number, number)]}, read=2 * 10**9)

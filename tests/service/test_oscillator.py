@@ -135,7 +135,8 @@ def test_the_last_second_is_found_behind_records_of_others(world: World) -> None
     seconds = OscillatorTopic(kafka(world.settings()), topic(world))
     assert seconds.open() is None
     seconds.write(range(100, 300))
-    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    producer = Producer(servers | {"enable.idempotence": True})
     for key in [b"soon", None] * 600:
         producer.produce(topic(world), b"1", key)
     producer.flush()
