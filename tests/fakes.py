@@ -165,6 +165,7 @@ class FakeWriter:
     most_together: dict[str, int] = field(default_factory=dict)
     _queued: list[tuple[Outgoing, Places]] = field(default_factory=list)
     _flushed: int = 0
+    crowded: set[str] = field(default_factory=set)
     _failed: dict[int, Refusal] = field(default_factory=dict)
     _ends: dict[str, int] = field(default_factory=dict)
 
@@ -173,7 +174,7 @@ class FakeWriter:
 
     def begin(self) -> None:
         self._step("begin")
-        self._queued, self._flushed, self._failed = [], 0, {}
+        self._queued, self._flushed, self._failed, self.crowded = [], 0, {}, set()
 
     def send(self, outgoing: Outgoing, places: Places) -> Refusal | None:
         self._step(f"send {outgoing.topic}@{outgoing.offset}")
@@ -192,8 +193,10 @@ class FakeWriter:
         waiting = self._queued[self._flushed :]
         answers = [(o.offset, self._answer(o, waiting)) for o, _ in waiting]
         failed = {offset: refusal for offset, refusal in answers if refusal is not None}
+        too_large = [(o, self._answer(o, waiting)) for o, _ in waiting]
+        self.crowded |= {o.topic for o, why in too_large if why and why[0] == Reason.TOO_LARGE}
         if failed and self.exactly_once:
-            raise Refused(failed, {o.topic for o, _ in waiting if self._answer(o, waiting)})
+            raise Refused(failed)
         taken = [(o, places) for o, places in waiting if o.offset not in failed]
         for outgoing, places in taken:
             at = f"{outgoing.topic}/{max(0, outgoing.partition)}"

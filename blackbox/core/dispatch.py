@@ -183,12 +183,7 @@ class Dispatch:
             overtaken = delivery.take_back_overtaken()
         except Refused as refused:
             # before the error requires recovery: the next owner would send the same batch again
-            sent = delivery.ready | delivery.dead
-            parked = self.index.parked()
-            changes = self.triage.postpone(
-                sent, refused.suspects, parked, now_ms, delivery.apart, refused.crowded
-            )
-            self._defer(changes, did, now_ms)
+            self._postpone(refused.suspects, delivery, did, now_ms)
             raise
         if overtaken:
             self._send_without(overtaken, delivery, batch, did, now_ms)
@@ -237,10 +232,7 @@ class Dispatch:
         # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
             self._next = None  # what is postponed may have to go before it
-            changes = self.triage.postpone(
-                sent, failed, self.index.parked(), now_ms, delivery.apart
-            )
-            self._defer(changes, did, now_ms)
+            self._postpone(failed, delivery, did, now_ms)
 
     def _wait_for_kafka(
         self, early: TooEarly, batch: DueBatch, did: Dispatched, now_ms: int
@@ -281,6 +273,18 @@ class Dispatch:
         if not batch:
             self.index.mark_in_flight((), self._removed)
         return bool(batch)
+
+    def _postpone(
+        self,
+        refused: Mapping[int, Refusal],
+        delivery: DeliveryTransaction,
+        did: Dispatched,
+        now_ms: int,
+    ) -> None:
+        sent, parked = delivery.ready | delivery.dead, self.index.parked()
+        crowded = self.writer.crowded
+        changes = self.triage.postpone(sent, refused, parked, now_ms, delivery.apart, crowded)
+        self._defer(changes, did, now_ms)
 
     def _defer(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:
         if changes:

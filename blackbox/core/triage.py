@@ -25,6 +25,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.request import MAY_COME_BACK, Reason, Record, Shard
+from blackbox.records.topic_limits import NO_LIMITS
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -207,10 +208,10 @@ class Triage:
             # a dead letter, refused often enough for a reason that may be in its content
             has_tried = entry.reason is not None and entry.attempts >= self.retries
             is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
-            if refusal[0] == Reason.TOO_LARGE and not is_alone:
+            may_be_all = refusal[0] == Reason.TOO_LARGE and not is_alone
+            if may_be_all and (topics := self._newly_crowded(entry, crowded)):
                 # all of them together may be too large, or all of their follow-ups
-                topics = {self._destination(entry), *self.follow_ups.topics(entry)}
-                one_by_one |= topics.intersection(crowded) or {self._destination(entry)}
+                one_by_one |= topics
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 # one of them may be at fault: a transaction for each shows which
@@ -227,6 +228,13 @@ class Triage:
         if letters:
             self.log_waiting_letters(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+
+    def _newly_crowded(self, entry: Entry, crowded: Collection[str]) -> set[str]:
+        """The topics that may have refused the request only because of others, and took several at once."""
+        topics = {self._destination(entry), *self.follow_ups.topics(entry)}
+        refusing = topics.intersection(crowded) or {self._destination(entry)}
+        limits = self.targets.limits(refusing)
+        return {topic for topic in refusing if not limits.get(topic, NO_LIMITS).one_by_one}
 
     def reported_unavailable(
         self, topics: Collection[str], *, refresh: bool = False

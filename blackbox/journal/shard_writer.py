@@ -60,7 +60,8 @@ class ShardWriter:
         self._transactions = Transactions(access, transactional_id, str(shard), in_flight=IN_FLIGHT)
         self._failed: dict[int, KafkaError] = {}
         self._lacks: dict[int, str] = {}
-        self._crowded: set[str] = set()
+        self.crowded: set[str] = set()
+        """The topics in which a record batch was too large, since `begin`."""
         self._unplaced = 0
         self._is_cut_short = False
         self._last = -1
@@ -76,7 +77,7 @@ class ShardWriter:
             self._transactions.open()
 
     def begin(self) -> None:
-        self._failed, self._lacks, self._crowded = {}, {}, set()
+        self._failed, self._lacks, self.crowded = {}, {}, set()
         self._unplaced, self._is_cut_short = 0, False
         if self._exactly_once:
             self._transactions.begin()
@@ -131,7 +132,7 @@ class ShardWriter:
             raise journal_error(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
             self._transactions.abort()
-            raise Refused(suspects, self._crowded)
+            raise Refused(suspects)
         return suspects
 
     @property
@@ -255,7 +256,7 @@ class ShardWriter:
         if error is not None:
             known = self._failed.get(offset)
             if reason_of(error) is Reason.TOO_LARGE:
-                self._crowded.add(message.topic() or "")
+                self.crowded.add(message.topic() or "")
             if known is None or reason_of(known) is None:  # of several errors, the one at fault
                 self._failed[offset] = error
             if is_not_allowed(error) or error.code() == KafkaError._PURGE_QUEUE:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 
 class RecoveryRequired(Exception):
     """A shard's state is not what its owner last saw, or its outcome is unknown: stop and recover."""
@@ -53,19 +51,15 @@ class TooEarly(Exception):
 class Refused(RecoveryRequired):
     """Some of a transaction's records cannot be written, and all of it was aborted.
 
-    `suspects` maps the offset of the request of each such record to (reason word, detail). `crowded`
-    are the topics in which a record batch was too large.
+    `suspects` maps the offset of the request of each such record to (reason word, detail).
     """
 
-    def __init__(
-        self, suspects: dict[int, tuple[str, str]], crowded: Collection[str] = frozenset()
-    ) -> None:
+    def __init__(self, suspects: dict[int, tuple[str, str]]) -> None:
         _, detail = next(iter(suspects.values()), ("", "no reason was reported"))
         super().__init__(
             f"{len(suspects)} records could not be written, the transaction was aborted: {detail}"
         )
         self.suspects = suspects
-        self.crowded = crowded
 
 
 # not RecoveryRequired: another opening would find no more room

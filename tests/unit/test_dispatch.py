@@ -2356,6 +2356,40 @@ def test_follow_ups_too_large_for_one_batch_are_sent_one_by_one(
     assert writer.sent_to(LETTERS) == []
 
 
+def test_a_follow_up_batch_that_is_too_large_repeats_messages_once_at_least_once(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    writer.exactly_once = False
+    pend(RECURS, RECURS._replace(target="bills", caller_id="b"))
+    writer.most_together["TB"] = 1
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log()))
+    for second in range(20):
+        dispatch.tick(NOW_MS + second * 1000)
+
+    assert [writer.calls.count(f"send {to}") for to in ("orders@0", "bills@1")] == [2, 2]
+    assert sorted(writer.sent_to("TB")) == [0, 1]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize("other", ["orders", "bills"])
+def test_messages_with_follow_ups_that_are_too_large_for_their_targets_become_dead_letters(
+    make: Make, pend: Pend, writer: FakeWriter, other: str, exactly_once: bool
+) -> None:
+    writer.exactly_once = exactly_once
+    large = to(message=b"x" * 5000, recurs="every 60000")
+    pend(large._replace(caller_id="a"), large._replace(caller_id="b", target=other), to("small"))
+    writer.fails = lambda o: (
+        TOO_LARGE if o.topic in ("orders", "bills") and len(o.value or b"") > 1000 else None
+    )
+    dispatch = make(follow_ups=FollowUps(SHARD, COUNTDOWN, Log()))
+    for second in range(20):
+        with suppress(Refused):
+            dispatch.tick(NOW_MS + second * 1000)
+
+    assert sorted(writer.sent_to(LETTERS)) == [0, 1]
+    assert writer.sent_to("small") == [2]
+
+
 def test_a_long_backlog_is_read_before_the_transaction_begins(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
