@@ -43,8 +43,9 @@ OUTCOMES = (
 """`offset` is that of the request in `topic`/`partition`, `receipt` that of the receipt that names it.
 
 `outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends),
-ignored (a conditional record that did not count), or cut: from this offset on, this and earlier
-receipts name other requests than the current ones.
+ignored (a conditional record that did not count), cut (from this offset on, this and earlier receipts
+name other requests than the current ones), or mark (no receipt below `to_offset` names a request from
+this offset on).
 """
 
 
@@ -170,6 +171,8 @@ def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]
     if receipt.gone:
         first, end = receipt.gone
         yield "gone", first, (None, None, end)
+    if receipt.mark is not None:
+        yield "mark", receipt.mark.requests, (None, None, receipt.mark.receipts)
     for outcome in ("ignored", "cut"):
         for offset in getattr(receipt, outcome):
             yield outcome, offset, nowhere

@@ -183,7 +183,7 @@ def read_outcomes(
     *,
     skip_removed: bool = False,
 ) -> DataFrame:
-    """One row for each request that the receipts of these spans name; void ones are rows as well.
+    """One row for each request that the receipts of these spans name, and for each mark; see OUTCOMES.
 
     Fails if Kafka removes some of them before they are read, unless `skip_removed`.
     """
@@ -199,7 +199,7 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         .groupBy(PLACE)
         .agg(largest("receipt").alias("void_at"))
     )
-    others = outcomes.where(~col("outcome").isin("void", "gone", "ignored", "cut"))
+    others = outcomes.where(~col("outcome").isin("void", "gone", "ignored", "cut", "mark"))
     # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
     valid = (
         others.join(broadcast(void), PLACE, "left")

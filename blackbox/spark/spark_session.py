@@ -26,6 +26,8 @@ DEFAULTS = {
     "spark.task.maxFailures": str(TRIES),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Otherwise PySpark calls the JVM for the caller's line, at each use of a column.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),

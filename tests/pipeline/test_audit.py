@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -89,6 +89,12 @@ class Books:
 
     def write(self, value: str, headers: Any = (), at_ms: int = 0) -> int:
         return self._write(*self.shard, value, list(headers), at_ms)[1]
+
+    def replace(self, named: int, in_s: float = 0, caller: str = "tests", **more: object) -> int:
+        """Write a replacement of this request by its id; returns its offset."""
+        asked = {"topic": self.target, "message": "moved", "countdown": in_s} | more
+        replaces = ("blackbox-replaces", request_id(self.shard, named).encode())
+        return self.write(json.dumps(asked), [("CALLER_SERVICE", caller), replaces])
 
     def cancel(self, caller_id: str) -> int:
         return self.write(json.dumps({"id": caller_id, "cancel": True}))
@@ -485,6 +491,80 @@ def requests_that_kafka_removed(books: Books) -> set[tuple[str, int]]:
     return {("gone", 700)}
 
 
+def replacement_that_waits_for_its_dead_letter(books: Books) -> set[tuple[str, int]]:
+    """It came too late, and ends nothing."""
+    plant_too_late_replacement(books, caller="waits")
+    return set()
+
+
+def lost_behind_an_ignored_replacement(books: Books) -> set[tuple[str, int]]:
+    pending, too_late = plant_too_late_replacement(books)
+    position, ignored = books.index.unrecorded(10)
+    at = books.write_receipt(Receipt(now_ms(), ignored=ignored, read=position))
+    books.index.settle(Settlement({}, at + 1, recorded=ignored))
+    assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
+    books.forget(pending)
+    return {("lost", pending)}
+
+
+def plant_too_late_replacement(books: Books, caller: str = "tests") -> tuple[int, int]:
+    """Returns the pending request that has the id now, and the replacement."""
+    first = books.ask(id="a", caller=caller)
+    books.cancel("a")
+    pending = books.ask(id="a", caller=caller)
+    too_late = books.replace(first, in_s=60, caller=caller, id="a")
+    books.run_intake()
+    return pending, too_late
+
+
+def delivered_beside_its_replacement(books: Books) -> set[tuple[str, int]]:
+    return plant_delivered_replacement(books, lambda asked: asked)
+
+
+def delivered_beside_its_replacement_after_promotion(books: Books) -> set[tuple[str, int]]:
+    return plant_delivered_replacement(books, books.carry)
+
+
+def plant_delivered_replacement(
+    books: Books, last_record: Callable[[int], int]
+) -> set[tuple[str, int]]:
+    """`last_record` returns the record of a request that has its outcome."""
+    ended = books.ask(0)
+    books.run_intake()
+    books.deliver(ended)
+    too_late = books.replace(ended)
+    asked = books.ask(0)
+    replaced = last_record(asked)
+    delivered = last_record(books.replace(asked))
+    books.run_intake()
+    places = {f"{books.target}/0": [(replaced, NOT_KEPT), (delivered, NOT_KEPT + 1)]}
+    books.settle(Receipt(now_ms(), delivered=places, invalid=[too_late]))
+    return {("duplicated", delivered)}
+
+
+def messages_that_compaction_may_have_removed(books: Books) -> set[tuple[str, int]]:
+    target = f"{books.target}.state"
+    books.world.create(NewTopic(target, 1, config={"cleanup.policy": "compact"}))
+    removed, misplaced = (books.ask(0, topic=target, key="k") for _ in range(2))
+    books.run_intake()
+    assert books.send(misplaced)[2] == 0
+    holes = [books.leave_a_hole(target, 0) for _ in range(2)]
+    places = list(zip((removed, misplaced), holes, strict=True))
+    books.settle(Receipt(now_ms(), delivered={f"{target}/0": places}))
+    return {("not-there", misplaced), ("unaccounted", misplaced)}
+
+
+def receipt_that_a_transaction_hides(books: Books) -> set[tuple[str, int]]:
+    """Its message can be read already: this is not unaccounted."""
+    offset = books.ask(0, caller="hidden")
+    books.run_intake()
+    books.begin_transaction(receipts_topic(books.shard.topic))
+    _, partition, there = books.send(offset)
+    places = {f"{books.target}/{partition}": [(offset, there)]}
+    books.write_receipt(Receipt(now_ms(), delivered=places))
+    return set()
+
+
 def empty_redis(books: Books) -> set[tuple[str, int]]:
     books.client.delete(*books.client.scan_iter(f"blackbox:{{{books.shard}}}:*"))
     return {("positions-behind", 0)}
@@ -494,9 +574,15 @@ FAULTS: list[Fault] = [
     lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
     outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind,
-    requests_that_kafka_removed, empty_redis,
+    requests_that_kafka_removed, replacement_that_waits_for_its_dead_letter,
+    lost_behind_an_ignored_replacement, delivered_beside_its_replacement,
+    delivered_beside_its_replacement_after_promotion, messages_that_compaction_may_have_removed,
+    receipt_that_a_transaction_hides, empty_redis,
 ]  # fmt: skip
-"""Each plants one fault in correct books, and returns what an audit should find."""
+"""Each plants at most one fault in correct books, and returns what an audit should find."""
+
+NOT_KEPT = 90_000
+"""An offset that the targets do not reach."""
 
 
 @pytest.mark.parametrize("shelf", [len(FAULTS)], indirect=True)
@@ -518,10 +604,12 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert found == planted
     assert not verdict.is_clean
     assert verdict.by_kind == {
-        "positions-behind": 4, "orphan-entry": 4, "duplicated": 2, "positions-ahead": 2, "late": 2,
-        "no-request": 2, "early": 1, "lost": 1, "no-payload": 1, "not-there": 1,
-        "orphan-payload": 1, "unaccounted": 1, "gone": 1,
+        "duplicated": 4, "orphan-entry": 4, "positions-behind": 4, "late": 2, "lost": 2,
+        "no-request": 2, "not-there": 2, "positions-ahead": 2, "unaccounted": 2, "early": 1,
+        "gone": 1, "no-payload": 1, "orphan-payload": 1,
     }  # fmt: skip
+    assert verdict.callers["waits"] == {"pending": 2, "cancelled": 1}
+    assert verdict.callers["hidden"] == {"unknown": 1}
     assert verdict.by_kind.keys() == documented_kinds()
     [gone] = exceptions_of(verdict, lost)
     assert (gone.id, gone.caller) == (request_id(shelf.books[0].shard, 2), "<b>shop</b>")
@@ -555,6 +643,11 @@ def test_each_planted_fault_is_found_and_nothing_else(
         "the position requests stays 2, although 1 records wait",
         "the position receipts stays 1, although 1 outcomes wait",
     }
+    [beside] = exceptions_of(verdict, delivered_beside_its_replacement)
+    assert beside.detail == (
+        f"delivered at {shelf.books[0].target}/0@90001, although the request that it replaces, at 4, "
+        "was delivered"
+    )
     assert {one.detail for one in exceptions_of(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
     }  # fmt: skip
@@ -574,90 +667,46 @@ def exceptions_of(verdict: AuditVerdict, fault: Fault) -> list[PositionFinding]:
     )
 
 
-def test_a_replacement_that_waits_for_its_dead_letter_ended_nothing(shelf: Shelf) -> None:
-    [books] = shelf.books
-    books.ask(id="a")
-    books.cancel("a")
-    pending = books.ask(id="a")
-    again = {"topic": books.target, "message": "moved", "countdown": 60, "id": "a"}
-    headers = [("blackbox-replaces", request_id(books.shard, 0).encode())]
-    too_late = books.write(json.dumps(again), headers)
-    books.run_intake()
+class Expected(NamedTuple):
+    """What an audit should find in books: the exceptions, and how many requests are in each state."""
 
-    verdict = shelf.audit()
-
-    assert (kinds(verdict), verdict.states["pending"], verdict.states["cancelled"]) == ([], 2, 1)
-
-    position, ignored = books.index.unrecorded(10)
-    at = books.write_receipt(Receipt(now_ms(), ignored=ignored, read=position))
-    books.index.settle(Settlement({}, at + 1, recorded=ignored))
-    assert (ignored, books.index.unrecorded(10)[1]) == ([too_late], [])
-    books.forget(pending)
-    assert kinds(shelf.audit()) == [("lost", pending)]
+    exceptions: set[tuple[str, int]]
+    states: dict[str, int]
 
 
-@pytest.mark.parametrize("is_carried", [pytest.param(False, marks=pytest.mark.proof), True])
-def test_a_request_that_was_delivered_as_well_as_its_replacement_is_an_exception(
-    shelf: Shelf, *, is_carried: bool
-) -> None:
-    [books] = shelf.books
-
-    def replace(named: int) -> int:
-        asked = {"topic": books.target, "message": "moved", "countdown": 0}
-        headers = [("blackbox-replaces", request_id(books.shard, named).encode())]
-        return books.write(json.dumps(asked), headers)
-
-    def last_record(asked: int) -> int:
-        """Promotion may have written it again: that record has the outcome then."""
-        return books.carry(asked) if is_carried else asked
-
-    books.deliver_now()
-    too_late = replace(0)
-    replaced = last_record(books.ask(0))
-    replacement = replace(2)
-    delivered = last_record(replacement)
-    books.run_intake()
-    places = {f"{books.target}/0": [(replaced, 901), (delivered, 902)]}
-    books.settle(Receipt(now_ms(), delivered=places, invalid=[too_late]))
-
-    verdict = shelf.audit()
-
-    assert kinds(verdict) == [("duplicated", delivered)]
-    [found] = verdict.exceptions
-    assert found.id == request_id(books.shard, replacement)
-    assert found.detail == (
-        f"delivered at {books.target}/0@902, although the request that it replaces, at {replaced}, "
-        "was delivered"
-    )
-
-
-@pytest.mark.parametrize("topic_format", ["scheduler"])
-def test_schedules_that_compaction_removed_are_not_judged(shelf: Shelf) -> None:
-    [books] = shelf.books
+def schedules_that_compaction_removed(books: Books) -> Expected:
     untold, delivered, twice, left = (books.leave_a_hole(*books.shard) for _ in range(4))
     pending = books.schedule("pending")
     books.run_intake()
     source = books.shard.source(untold)
     headers = [("blackbox-id", "i"), ("blackbox-due-ms", "1"), ("blackbox-source", source)]
-    at = books._write(books.target, 0, "hello", headers)
-    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(untold, at[1])]}))
+    _, at = books._write(books.target, 0, "hello", headers)
+    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(untold, at)]}))
     books.cut(receipts=1)
     for ended in ([delivered, twice], [twice]):
         books.settle(Receipt(now_ms(), delivered={"elsewhere/0": [(one, one) for one in ended]}))
-    books.leave(left)  # a newer schedule of its id is not read yet
-
-    verdict = shelf.audit(targets=True)
-
-    assert kinds(verdict) == [("duplicated", twice)]
-    assert (verdict.states["pending"], verdict.unknown) == (1, 4)
-    assert pending > left
+    assert left < pending  # a newer schedule of its id is not read yet
+    books.leave(left)
+    return Expected({("duplicated", twice)}, {"pending": 1})
 
 
-@pytest.mark.parametrize("topic_format", ["scheduler"])
-def test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_receipt(
-    shelf: Shelf,
-) -> None:
-    [books] = shelf.books
+def refusal_whose_receipt_kafka_removed(books: Books) -> Expected:
+    """It is not lost. No receipt below those of the low-water mark names a request above it."""
+    above = plant_marks_behind_a_refusal(books)
+    books.cut(receipts=1)
+    return Expected({("lost", above)}, {"pending": 2, "unknown": 1})
+
+
+def marks_whose_receipts_kafka_removed(books: Books) -> Expected:
+    """Nothing says which requests have had a receipt."""
+    plant_marks_behind_a_refusal(books)
+    books.write_receipt(Receipt(now_ms()))
+    books.cut(receipts=3)
+    return Expected(set(), {"pending": 1, "unknown": 2})
+
+
+def plant_marks_behind_a_refusal(books: Books) -> int:
+    """Returns the offset of a request that Redis has lost."""
     refused = books.schedule("refused")
     books.run_intake()
     books.settle(Receipt(now_ms(), dead=[refused]))
@@ -665,66 +714,55 @@ def test_a_request_that_was_refused_before_its_due_time_is_not_lost_without_its_
     above = books.schedule("lost")
     books.run_intake()
     books.forget(above)
-    for mark in (
-        Mark(pending, 1),
-        Mark(above + 1, 2),
-    ):  # Redis does not have it: the last mark is above it
+    # Redis does not have it: the last mark is above it
+    for mark in (Mark(pending, 1), Mark(above + 1, 2)):
         books.settle(Receipt(now_ms(), mark=mark))
-    books.cut(receipts=1)
-
-    verdict = shelf.audit()
-
-    # No receipt below those of the low-water mark names a request above it.
-    assert kinds(verdict) == [("lost", above)]
-    assert (verdict.states["unknown"], verdict.states["pending"], verdict.unknown) == (1, 2, 1)
-
-    # Kafka also removed receipts that the marks need.
-    books.write_receipt(Receipt(now_ms()))
-    books.cut(receipts=3)
-
-    verdict = shelf.audit()
-
-    assert (kinds(verdict), verdict.states["unknown"]) == ([], 2)
+    return above
 
 
-@pytest.mark.parametrize("topic_format", ["scheduler"])
-def test_copies_in_the_history_topic_are_no_second_deliveries(shelf: Shelf) -> None:
-    [books] = shelf.books
-    history = shelf.settings.history_topic
+def copies_in_the_history_topic(books: Books) -> Expected:
+    """They are no second deliveries."""
+    history = books.settings.history_topic
     books.world.create(NewTopic(history, 1))
     delivered = books.schedule("delivered", in_s=-1)
     books.schedule("to the history", target=history)
     books.run_intake()
     books.deliver(delivered)
     books.send(delivered, to=history)
-
-    verdict = shelf.audit(targets=True)
-
-    assert (kinds(verdict), verdict.read_targets) == ([], [books.target])
+    return Expected(set(), {"delivered": 1, "pending": 1})
 
 
-def test_messages_that_compaction_may_have_removed_are_no_exceptions(shelf: Shelf) -> None:
-    [books] = shelf.books
-    target = f"{books.target}.state"
-    books.world.create(NewTopic(target, 1, config={"cleanup.policy": "compact"}))
-    removed, misplaced = (books.ask(0, topic=target, key="k") for _ in range(2))
-    books.run_intake()
-    _, _, there = books.send(misplaced)
-    places = zip(
-        (removed, misplaced), (books.leave_a_hole(target, 0) for _ in range(2)), strict=True
-    )
-    books.settle(Receipt(now_ms(), delivered={f"{target}/0": list(places)}))
-
-    verdict = shelf.audit(targets=True)
-
-    assert verdict.states["delivered"] == 2
-    assert there == 0
-    assert kinds(verdict) == [("not-there", misplaced), ("unaccounted", misplaced)]
+OF_SCHEDULES = (
+    schedules_that_compaction_removed, refusal_whose_receipt_kafka_removed,
+    marks_whose_receipts_kafka_removed, copies_in_the_history_topic,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("ends", [pytest.param(True, marks=pytest.mark.proof), False])
-def test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+@pytest.mark.parametrize("topic_format", ["scheduler"])
+@pytest.mark.parametrize("shelf", [len(OF_SCHEDULES)], indirect=True)
+def test_of_schedules_only_those_whose_records_and_receipts_are_kept_are_judged(
+    shelf: Shelf,
+) -> None:
+    planted = [plant(books) for plant, books in zip(OF_SCHEDULES, shelf.books, strict=True)]
+
+    with audited(shelf.spark, shelf.settings, targets=True) as found:
+        verdict = found.verdict
+        counted = found.statuses.groupBy("partition", "state").count().collect()
+
+    seen = [Expected(set(), {}) for _ in OF_SCHEDULES]
+    for one in verdict.exceptions:
+        seen[one.partition].exceptions.add((one.kind, one.offset))
+    for row in counted:
+        seen[row.partition].states[row.state] = row["count"]
+    assert seen == planted
+    assert verdict.read_targets == [shelf.books[0].target]
+    # four schedules that compaction removed, and those of unknown state
+    assert verdict.unknown == 4 + 1 + 2
+
+
+@pytest.mark.proof
+def test_a_receipt_whose_transaction_ends_during_the_audit_is_judged(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [books] = shelf.books
     books.deliver_now()
@@ -742,15 +780,11 @@ def test_a_message_whose_receipt_a_transaction_still_hides_is_not_unaccounted(
         end()
         return found
 
-    if ends:
-        monkeypatch.setattr(Topics, "ends", look_before_the_end)
-    else:
-        monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(Topics, "ends", look_before_the_end)
 
     verdict = shelf.audit(targets=True)
 
-    assert kinds(verdict) == []
-    assert (verdict.states["delivered"], verdict.unknown) == ((2, 0) if ends else (1, 1))
+    assert (kinds(verdict), verdict.states["delivered"], verdict.unknown) == ([], 2, 0)
 
 
 @pytest.mark.parametrize("targets", [pytest.param(False, marks=pytest.mark.proof), True])

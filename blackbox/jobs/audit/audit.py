@@ -46,6 +46,7 @@ from blackbox.support.logs import NO_CLIENT_LOG
 PATIENCE_S = 10.0
 PATIENCE_LOOK_S = 0.1
 ROWS_A_TASK = 200_000
+FEW_ROWS = 50_000
 
 Found = TypeVar("Found", bound=Sized)
 
@@ -165,9 +166,7 @@ class _Audit:
         outcomes = self._keep(later.outcomes())
         self._read_now(journals, later, [asked, outcomes, found])
         spans = None if there is None else there.spans()
-        known = marks(
-            self._session, first, journals, later, outcomes, before, after, self._access, hiding
-        )  # fmt: skip
+        known = marks(self._session, first, journals, later, outcomes, before, after, hiding)
         judged = self._keep(request_statuses(asked, outcomes, held, known, found, spans))
         # Everything above is read before the positions are read a last time.
         counts = by_shard(judged)
@@ -209,13 +208,20 @@ class _Audit:
             )
 
     def _tune_spark(self, there: Reach) -> None:
-        rows = sum(span.end - span.start for span in there.values())
+        kept = {} if self._kept is None else self._kept.reach
+        rows = sum(span.end - span.start for span in (*there.values(), *kept.values()))
         parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
         chosen = {
-            "spark.sql.shuffle.partitions": str(parts),
             # Requests and outcomes may be millions of rows: only joins with a hint are broadcast.
             "spark.sql.autoBroadcastJoinThreshold": "-1",
+            "spark.sql.shuffle.partitions": str(parts),
         }
+        if (
+            rows < FEW_ROWS
+        ):  # to plan again after each stage, and to compile, takes longer than the work
+            chosen["spark.sql.shuffle.partitions"] = "1"
+            chosen["spark.sql.adaptive.enabled"] = "false"
+            chosen["spark.sql.codegen.wholeStage"] = "false"
         for name, value in chosen.items():
             self._ending.callback(self._session.conf.set, name, str(self._session.conf.get(name)))
             self._session.conf.set(name, value)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit
+from pyspark.sql.functions import col, lit, struct
 from pyspark.sql.functions import min as smallest
 
 from blackbox.core.plan import Positions
-from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.partition_reader import PartitionReader
-from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.request import Shard, id_prefix
 from blackbox.spark.journals import SHARD, TABLES, JournalKey, JournalTables, Reach, Span, of_table
 
@@ -93,12 +89,11 @@ def marks(
     outcomes: DataFrame,
     before: SeenPositions,
     after: SeenPositions,
-    access: KafkaAccess,
     hiding: Collection[Shard],
 ) -> DataFrame:
     cuts = _cuts(later)
     complete_from = _complete_from(cuts, outcomes)
-    accounted_from = _accounted_from(cuts, access)
+    accounted_from = _accounted_from(cuts, outcomes)
     rows = []
     for shard in before:
         requests, receipts = (JournalKey(table, shard) for table in TABLES)
@@ -143,32 +138,29 @@ def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard
     first = smallest("at_ms").alias("first")
     found = {
         Shard(row.topic, row.partition): row.first
-        for row in outcomes.where(_from(cuts)).groupBy(SHARD).agg(first).collect()
+        for row in outcomes.where(_from(cuts, "receipt")).groupBy(SHARD).agg(first).collect()
     }
     # Without any receipt that is kept, nothing is known of outcomes until now.
     now_ms = time.time_ns() // 1_000_000
     return {shard: found.get(shard, now_ms) for shard in cuts}
 
 
-def _accounted_from(cuts: Mapping[Shard, int], access: KafkaAccess) -> dict[Shard, int]:
+def _accounted_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
     """The first request that no removed receipt names, by shard, as far as a low-water mark shows it."""
-    found: dict[Shard, int] = {}
-    with closing(PartitionReader(access)) as reader:
-        for shard, cut in cuts.items():
-            journal = ShardJournal(shard, access, reader=reader)
-            start, end = journal.receipt_bounds()
-            # No receipt below the offset `receipts` of a mark names a request at or above the mark.
-            # The earliest one that is kept: the last one may be above a request that Redis has lost.
-            for _, receipt in journal.receipts(max(start, cut), end):
-                if receipt.mark is not None and receipt.mark.receipts >= cut:
-                    found[shard] = receipt.mark.requests
-                    break
-    return found
+    if not cuts:
+        return {}
+    # No receipt below the offset `receipts` of a mark names a request at or above the mark.
+    kept = (col("outcome") == lit("mark")) & _from(cuts, "receipt") & _from(cuts, "to_offset")
+    # The earliest one that is kept: the last one may be above a request that Redis has lost.
+    earliest = smallest(struct("receipt", "offset")).alias("earliest")
+    found = outcomes.where(kept).groupBy(SHARD).agg(earliest).collect()
+    return {Shard(row.topic, row.partition): row.earliest.offset for row in found}
 
 
-def _from(cuts: Mapping[Shard, int]) -> Any:
+def _from(cuts: Mapping[Shard, int], name: str) -> Any:
+    """Whether the receipt offset in this column is at or above the cut of its shard."""
     is_any = lit(False)
     for shard, cut in cuts.items():
         here = (col("topic") == lit(shard.topic)) & (col("partition") == lit(shard.partition))
-        is_any = is_any | (here & (col("receipt") >= lit(cut)))
+        is_any = is_any | (here & (col(name) >= lit(cut)))
     return is_any
