@@ -100,10 +100,10 @@ class Intake:
     ) -> Taken:
         """Store one batch, while a shard is opened and in the Spark engine: the steps I1 to I3.
 
-        The same again changes nothing. `latest_ms` is the later of Redis' and this host's clock. A later timestamp that the broker
-        did not set counts as `latest_ms`. Raises PositionsMoved when Redis is behind the batch,
-        IndexFull when Redis has no room (nothing was stored), IndexLost when the outcome is
-        unknown, Shortened when the log has lost its end and other records took its place.
+        The same again changes nothing. `latest_ms` is the later of Redis' and this host's clock. A later
+        timestamp that the broker did not set counts as `latest_ms`. Raises PositionsMoved when Redis is
+        behind the batch, IndexFull when Redis has no room (nothing was stored), IndexLost when the outcome
+        is unknown, Shortened when the log has lost its end and other records took its place.
         """
         rulings = None if self.admission is None else self.admission.rulings()
         # I1. An invalid record becomes an entry that is due at once: dispatch writes the dead

@@ -105,8 +105,8 @@ def undocumented(client: Any) -> Iterator[str]:
 def _keys() -> dict[str, str]:
     """The docstring of each key of a shard, by the name of the key."""
     one = Keys(_ANY)
-    found = {getattr(one, name).decode(): text for name, text in docstrings_in(Keys).items()}
-    found[one.message(b"<member>").decode()] = inspect.getdoc(Keys.message) or ""
+    found = {one.message(b"<member>").decode(): inspect.getdoc(Keys.message) or ""}
+    found |= {getattr(one, name).decode(): text for name, text in docstrings_in(Keys).items()}
     found[one.of("<caller>").decode()] = inspect.getdoc(Keys.of) or ""
     return found
 
