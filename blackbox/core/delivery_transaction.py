@@ -68,6 +68,13 @@ class DeliveryTransaction:
         """The requests that were sent in record batches of their own."""
         return self._parts.apart
 
+    @property
+    def crowded(self) -> Collection[str]:
+        """The topics in which a record batch was too large that may have held several records."""
+        # As they were sent: another shard of the process may have asked for one by one since.
+        limits = self._limits
+        return {t for t in self._writer.crowded if not limits.get(t, NO_LIMITS).one_by_one}
+
     def send(self) -> bool:
         """Send messages, dead letters and their follow-ups; defer those for a later transaction.
 

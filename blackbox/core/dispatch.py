@@ -282,8 +282,8 @@ class Dispatch:
         now_ms: int,
     ) -> None:
         sent, parked = delivery.ready | delivery.dead, self.index.parked()
-        crowded = self.writer.crowded
-        changes = self.triage.postpone(sent, refused, parked, now_ms, delivery.apart, crowded)
+        apart, crowded = delivery.apart, delivery.crowded
+        changes = self.triage.postpone(sent, refused, parked, now_ms, apart, crowded)
         self._defer(changes, did, now_ms)
 
     def _defer(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:

@@ -25,7 +25,6 @@ from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import FORMS, Refusal, deliveries
 from blackbox.records.request import MAY_COME_BACK, Reason, Record, Shard
-from blackbox.records.topic_limits import NO_LIMITS
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -191,7 +190,7 @@ class Triage:
         """Postpone what the broker refused: parked, later, alone, or as a dead letter.
 
         The requests `apart` were sent in record batches of their own. In the topics `crowded`, a record
-        batch was too large.
+        batch of several records was too large.
         """
         aside, one_by_one = DueBatch(), set[str]()
         unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
@@ -208,10 +207,11 @@ class Triage:
             # a dead letter, refused often enough for a reason that may be in its content
             has_tried = entry.reason is not None and entry.attempts >= self.retries
             is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
-            may_be_all = refusal[0] == Reason.TOO_LARGE and not is_alone
-            if may_be_all and (topics := self._newly_crowded(entry, crowded)):
+            topics = {self._destination(entry), *self.follow_ups.topics(entry)}
+            at_fault = topics.intersection(crowded)
+            if refusal[0] == Reason.TOO_LARGE and at_fault and not is_alone:
                 # all of them together may be too large, or all of their follow-ups
-                one_by_one |= topics
+                one_by_one |= at_fault
                 aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 # one of them may be at fault: a transaction for each shows which
@@ -228,13 +228,6 @@ class Triage:
         if letters:
             self.log_waiting_letters(len(letters), letters[0][1])
         return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
-
-    def _newly_crowded(self, entry: Entry, crowded: Collection[str]) -> set[str]:
-        """The topics that may have refused the request only because of others, and took several at once."""
-        topics = {self._destination(entry), *self.follow_ups.topics(entry)}
-        refusing = topics.intersection(crowded) or {self._destination(entry)}
-        limits = self.targets.limits(refusing)
-        return {topic for topic in refusing if not limits.get(topic, NO_LIMITS).one_by_one}
 
     def reported_unavailable(
         self, topics: Collection[str], *, refresh: bool = False

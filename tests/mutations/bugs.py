@@ -1145,8 +1145,8 @@ BUGS = (
         (
             Change(
                 "core/triage.py",
-                "refusing = topics.intersection(crowded) or {self._destination(entry)}",
-                "refusing = topics",
+                "at_fault = topics.intersection(crowded)",
+                "at_fault = topics",
             ),
         ),
         (),
@@ -1160,11 +1160,10 @@ BUGS = (
         "Messages too large for several targets are sent together again, also if no other message goes with them.",
         (
             Change(
-                "core/triage.py",
-                "return {topic for topic in refusing if not limits.get(topic, NO_LIMITS).one_by_one}",
-                "return refusing",
+                "core/delivery_transaction.py",
+                "return {t for t in self._writer.crowded if not limits.get(t, NO_LIMITS).one_by_one}",
+                "return self._writer.crowded",
             ),
-            Change("core/triage.py", "        limits = self.targets.limits(refusing)\n", ""),
         ),
         (),
         (
@@ -1173,13 +1172,29 @@ BUGS = (
         ),
     ),
     Bug(
+        "crowded-by-another-shard",
+        "What a shard sent together goes out alone if another shard has noted the small limit first.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        limits = self._limits\n",
+                "        limits = self._triage.targets.limits(self._writer.crowded)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch.py"
+            "::test_records_go_one_by_one_in_one_transaction_also_if_another_shard_noted_that_first",
+        ),
+    ),
+    Bug(
         "crowded-unknown-at-least-once",
         "At least once, the request topic gets follow-ups together again after their batch was too large.",
         (
             Change(
                 "core/dispatch.py",
-                "crowded = self.writer.crowded",
-                "crowded = self.writer.crowded if self.writer.exactly_once else ()",
+                "apart, crowded = delivery.apart, delivery.crowded",
+                "apart, crowded = delivery.apart, delivery.crowded if self.writer.exactly_once else ()",
             ),
         ),
         (),

@@ -33,7 +33,7 @@ from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.jobs.ledger.manifest import newest
 from blackbox.jobs.ledger.mismatches import ids_in_kafka
 from blackbox.jobs.ledger.upkeep import UpkeepLimits
-from blackbox.records.receipt import Receipt, encode
+from blackbox.records.receipt import Mark, Receipt, encode
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import JournalKey, JournalTables, Span, of_table
@@ -183,8 +183,8 @@ class Books:
             found += [(*at, "void", offset, -1, -1) for offset in told.get("void", [])]
             for word in ("ignored", "cut"):
                 found += [(*at, word, offset, -1, -1) for offset in told.get(word, [])]
-            if "gone" in told:
-                found.append((*at, "gone", told["gone"][0], -1, told["gone"][1]))
+            for word in {"gone", "mark"} & told.keys():
+                found.append((*at, word, told[word][0], -1, told[word][1]))
         return sorted(found)
 
     def assert_equal(self, path: Path | str) -> None:
@@ -287,7 +287,15 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     first = Receipt(NOON_MS, delivered={"orders/1": [(4, 7)], "bills/0": [(5, 0)]}, dead=[7])
     books.write_receipt(replace(first, letters={"dead/0": [(7, 3)]}))
     books.write_receipt(
-        Receipt(NOON_MS + DAY_MS, void=[5], barrier=True, gone=(8, 10), ignored=[8], cut=[9])
+        Receipt(
+            NOON_MS + DAY_MS,
+            void=[5],
+            barrier=True,
+            gone=(8, 10),
+            ignored=[8],
+            cut=[9],
+            mark=Mark(4, 1),
+        )
     )
     books.write_receipt(Receipt(NOON_MS, expired=[1], invalid=[2]), partition=1)
 
@@ -296,7 +304,7 @@ def test_a_ledger_contains_both_journals_and_later_runs_add_only_new_rows(
     assert done.steps > 1
     assert {name: one.rows_added for name, one in done.tables.items()} == {
         "requests": len(books.requests_in_kafka()),
-        "outcomes": 9,
+        "outcomes": 10,
     }
     books.assert_equal(path)
     assert {file.day for file in done.manifest.of("requests")} >= {"1970-01-01", "2026-01-01"}
@@ -341,7 +349,7 @@ def test_the_ledger_with_kafka_covers_records_that_kafka_removed(
     path = tmp_path / "ledger"
     books.ask(6)
     books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
-    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}))
+    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}, mark=Mark(1, 0)))
     books.extend(path)
     asked, told = books.requests_in_kafka(), books.outcomes_in_kafka()
     books.cut(books.topic, 0, 6)

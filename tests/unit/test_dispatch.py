@@ -1463,6 +1463,24 @@ def test_a_topic_that_refuses_a_batch_receives_records_one_by_one(
     assert did.dead == {}
 
 
+def test_records_go_one_by_one_in_one_transaction_also_if_another_shard_noted_that_first(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+) -> None:
+    def note_by_another_shard(_: Outgoing) -> None:
+        targets.send_one_by_one(["strict"])
+
+    pend(to(), *(to("strict") for _ in range(5)))
+    writer.most_together["strict"] = 1
+    writer.fails = note_by_another_shard
+
+    with pytest.raises(Refused):
+        dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS)
+    did = dispatch.tick(NOW_MS + 1000)
+
+    assert (len(did.due_ms), len(writer.receipts)) == (5, 2)
+
+
 def test_the_parts_of_a_transaction_are_limited_and_do_not_delay_others(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any
 ) -> None:

@@ -34,6 +34,7 @@ from blackbox.jobs.audit.request_statuses import (
 )
 from blackbox.jobs.audit.targets import Targets
 from blackbox.jobs.audit.tasks import HELD, HeldRows
+from blackbox.jobs.audit.tuning import tune, tune_for_few
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
@@ -45,8 +46,6 @@ from blackbox.support.logs import NO_CLIENT_LOG
 # A position may be beyond its journal's end for a moment: readers see a transaction's end late.
 PATIENCE_S = 10.0
 PATIENCE_LOOK_S = 0.1
-ROWS_A_TASK = 200_000
-FEW_ROWS = 50_000
 
 Found = TypeVar("Found", bound=Sized)
 
@@ -151,7 +150,8 @@ class _Audit:
         seen_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         first = reach(self._settings, self._access)  # 1
         self._check_topics(first)
-        self._tune_spark(first)
+        rows_to_read = _rows(first) + (0 if self._kept is None else _rows(self._kept.reach))
+        tune(self._session, rows_to_read, self._ending)
         shards = tuple(of_table(first, "requests"))
         before = self._positions(shards)  # 2
         held = self._held(shards)
@@ -160,6 +160,8 @@ class _Audit:
         journals = self._journals()
         asked = self._keep(_limit_timestamps(journals.requests().select(REQUEST_COLUMNS)))
         there = self._targets(asked) if targets else None  # 4
+        rows_to_read += 0 if there is None else sum(p.end - p.start for p in there.partitions)
+        tune_for_few(self._session, rows_to_read, self._ending)
         hiding = self._wait_for_receipts(shards) if targets else set()
         found = None if there is None else self._keep(there.messages(self._settings.topics))
         later = self._journals()  # 5
@@ -206,25 +208,6 @@ class _Audit:
                 "creates missing topics; if it was deleted, `blackbox rebind` then settles what was pending, "
                 "or take it out of BLACKBOX_REQUEST_TOPICS"
             )
-
-    def _tune_spark(self, there: Reach) -> None:
-        kept = {} if self._kept is None else self._kept.reach
-        rows = sum(span.end - span.start for span in (*there.values(), *kept.values()))
-        parts = max(self._session.sparkContext.defaultParallelism, rows // ROWS_A_TASK)
-        chosen = {
-            # Requests and outcomes may be millions of rows: only joins with a hint are broadcast.
-            "spark.sql.autoBroadcastJoinThreshold": "-1",
-            "spark.sql.shuffle.partitions": str(parts),
-        }
-        if (
-            rows < FEW_ROWS
-        ):  # to plan again after each stage, and to compile, takes longer than the work
-            chosen["spark.sql.shuffle.partitions"] = "1"
-            chosen["spark.sql.adaptive.enabled"] = "false"
-            chosen["spark.sql.codegen.wholeStage"] = "false"
-        for name, value in chosen.items():
-            self._ending.callback(self._session.conf.set, name, str(self._session.conf.get(name)))
-            self._session.conf.set(name, value)
 
     def _keep(self, table: DataFrame) -> DataFrame:
         kept = table.persist(StorageLevel.MEMORY_AND_DISK)
@@ -297,6 +280,10 @@ def _patiently(look: Callable[[], Found]) -> Found:
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(PATIENCE_LOOK_S)
+
+
+def _rows(there: Reach) -> int:
+    return sum(span.end - span.start for span in there.values())
 
 
 def _limit_timestamps(asked: DataFrame) -> DataFrame:
