@@ -157,8 +157,8 @@ class Keys:
         self.callers = self.prefix + b"callers"
 
     def message(self, member: bytes) -> bytes:
-        """string: the payload of an entry, set with `EX`: a line of JSON, then the bytes of the message. It
-        expires `BLACKBOX_GRACE_S` after the due time.
+        """string: the payload of an entry, set with `EX`: a line of JSON, then the bytes of the message. See
+        "Expiry".
 
         written -- intake, dispatch when it postpones
         read    -- dispatch, look-ups
