@@ -24,12 +24,17 @@ from tests.promises import NO_TOOL, Promises
 from tests.proof import ProofPage
 from tests.world import AT_LENGTH, World
 
-# The duration of an example depends on the machine, not on the product.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
-
 PROOF = bool(os.environ.get("BLACKBOX_TEST_PROOF")) or AT_LENGTH
 """Whether all tests run."""
+
+# Without a deadline: the duration of an example depends on the machine, not on the product.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    max_examples=200 if PROOF else 30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
 
 PROOF_PAGE = os.environ.get("BLACKBOX_TEST_PROOF_PAGE")
 """Where to write the page with the results, if at all."""

@@ -82,10 +82,13 @@ def _must_be_there(error: KafkaError | None, message: Message) -> None:
 
 
 class Asked(NamedTuple):
-    """A request as it was sent; `place` is its partition and offset in the request topic."""
+    """A request as it was sent; `place` is its partition and offset in the request topic.
+
+    `due_ms` counts from the timestamp that Kafka gave its record.
+    """
 
     body: str
-    countdown_ms: int
+    due_ms: int
     place: tuple[int, int]
 
 
@@ -381,7 +384,8 @@ class World:
             place = message.partition(), message.offset()
             assert place[0] is not None
             assert place[1] is not None
-            self.asked[body] = Asked(body, countdown_ms, (place[0], place[1]))
+            due_ms = message.timestamp()[1] + countdown_ms
+            self.asked[body] = Asked(body, due_ms, (place[0], place[1]))
 
         headers = [("CALLER_SERVICE", b"tests"), ("trace", body[:7].encode())]
         self.send_raw(json.dumps(request), headers, partition, acknowledged)
@@ -466,7 +470,6 @@ class World:
 
     def verdict(self, *, late_from: int = 0) -> Verdict:
         """Compare requests with deliveries; lateness without the first `late_from` requests."""
-        dues = self._dues()
         counts: Counter[str] = Counter()
         early: list[int] = []
         late: list[int] = []
@@ -476,7 +479,7 @@ class World:
             body = (message.value() or b"").decode()
             counts[body] += 1
             if body in self.asked:
-                late_ms = message.timestamp()[1] - dues[self.asked[body].place]
+                late_ms = message.timestamp()[1] - self.asked[body].due_ms
                 if int(body[:7]) >= late_from:
                     late.append(late_ms)
                 if late_ms < 0:
@@ -497,15 +500,6 @@ class World:
             "CALLER_SERVICE", "trace", "blackbox-id", "blackbox-due-ms", "blackbox-source",
         ]  # fmt: skip
         assert headers["trace"] == asked.body[:7].encode()
-
-    def _dues(self) -> dict[tuple[int, int], int]:
-        """Due times from Kafka's own timestamps of the request records."""
-        countdowns = {asked.place: asked.countdown_ms for asked in self.asked.values()}
-        return {
-            place: message.timestamp()[1] + countdowns[place]
-            for message in read_all(self.kafka.bootstrap_servers, self.requests)
-            if (place := (message.partition(), message.offset())) in countdowns
-        }
 
 
 def read_all(bootstrap_servers: str, topic: str) -> list[Message]:

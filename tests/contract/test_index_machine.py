@@ -338,7 +338,7 @@ def prove(backend: Backend, examples: int) -> None:
     )
 
 
-@histories(40, 200)
+@histories(20, 200)
 def test_an_index_equals_its_journals_after_any_history(
     fake_backend: Backend, examples: int
 ) -> None:

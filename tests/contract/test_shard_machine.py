@@ -479,7 +479,7 @@ class ShardMachine(RuleBasedStateMachine):
         return {offset for _, receipt in without_void(kept) for offset in receipt.removals()}
 
 
-@histories(50, 250)
+@histories(20, 250)
 def test_every_request_has_one_outcome_whatever_fails(
     fake_backend: Backend, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
