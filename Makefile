@@ -6,7 +6,7 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
-TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --durations 30
+TESTS := $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 30
 # Some containers set it. Then every service, command and worker that a test starts compiles all its modules again,
 # and pytest those of its plugins.
 unexport PYTHONDONTWRITEBYTECODE
