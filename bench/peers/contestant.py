@@ -71,6 +71,7 @@ class Contestant(ABC):
     settings: Sequence[Setting]
     recovery_s: float = 10.0
     needs_worker_to_schedule = False
+    client_is_worker = False
     # Kafka also runs, idle, beside those that do not use it.
     servers: Sequence[str]
 

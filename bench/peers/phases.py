@@ -28,6 +28,10 @@ FAR_S = 7200
 PROBES = 200
 TRIAL = 1000
 PATIENCE_S = 20.0
+# After the time in which lost work returns: until nothing was executed for so long.
+SETTLE_S = 10.0
+# Some repeat jobs for ever.
+LONGEST_S = 300.0
 DEADLINE_S = 120.0
 SKIPPED_S = 3
 RATES = (100, 1000)
@@ -36,11 +40,12 @@ NUMBERS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`most` jobs in a phase, `seconds` for a phase, `late_s` of the lateness runs."""
+    """`most` jobs in a phase, `seconds` for a phase, `late_s` of the lateness runs; whether workers are killed."""
 
     most: int
     seconds: float
     late_s: int
+    kills: bool = True
 
 
 class Phases:
@@ -72,7 +77,8 @@ class Phases:
             self._drain(found)
             for per_s in RATES:
                 self._lateness(found, per_s)
-            self._kill(found)
+            if self._limits.kills:
+                self._kill(found)
         finally:
             self._finish()
 
@@ -138,7 +144,9 @@ class Phases:
         if time.time() * 1000 > plan.due_ms:
             found.notes.append("the last jobs of the drain were scheduled after they were due")
         done = self._wait(plan, PATIENCE_S)
-        used = clock.read() | {"client": scheduled.cpu_s}
+        used = clock.read()
+        if not self._one.client_is_worker:
+            used["client"] = scheduled.cpu_s
         found.cpu_us = {name: seconds / plan.count * 1e6 for name, seconds in used.items()}
         self._add(found, done, plan)
         # The first execution of each job: what is repeated much later is not part of the drain.
@@ -183,7 +191,7 @@ class Phases:
         killed = time.time()
         before = min(self._one.executed() - base, count)
         self._one.start()
-        done = self._wait(plan, self._one.recovery_s + 10, until=killed + self._one.recovery_s)
+        done = self._wait(plan, SETTLE_S, until=killed + self._one.recovery_s)
         result: Tally = tally(done, count)
         firsts = first_executions(done)
         recovered_s = (
@@ -196,17 +204,19 @@ class Phases:
 
         With `until`, it also waits for executions that are repeated before that instant.
         """
-        seen, read, changed = -1, 0.0, max(time.time(), plan.due_ms / 1000)
+        due_s = max(time.time(), plan.due_ms / 1000)
+        seen, read, changed, until = -1, 0.0, due_s, max(until, due_s)
         while True:
             executed, now = self._one.executed(), time.time()
             if executed != seen:
                 seen, changed = executed, max(now, changed)
-            is_over = now - changed > patience_s and now >= until
+            is_over = now - changed > patience_s or now > until + LONGEST_S
+            is_near = executed >= plan.first + plan.count * 0.98 and now - read > 0.2
             # Reading all executions costs more than counting them.
-            if is_over or (executed >= plan.first + plan.count * 0.98 and now - read > 0.2):
+            if now >= until and (is_over or is_near):
                 found = self._one.executions().of(plan.first, plan.count)
                 read = time.time()
-                if is_over or (found.distinct >= plan.count and now >= until):
+                if is_over or found.distinct >= plan.count:
                     return found
             time.sleep(0.05)
 
