@@ -18,12 +18,15 @@ SPEC = Spec(
             "the default; the jobs that a killed worker had begun return one by one, 5 s apart",
         ),
         Setting("schedule timer 1 s", "the default, and the shortest: a whole number of seconds"),
-        Setting("sweep timer 10 s", "the default of 60 s delays work of a killed worker"),
+        Setting(
+            "sweep timer 60 s",
+            "the default; a sweep that takes longer than this runs twice at once",
+        ),
         Setting("retries 3", "with the default of 1, a job of a killed worker is given up"),
         Setting("ttl -1", "else each result is stored for ten minutes"),
         Setting("due times in whole seconds", "`scheduled` is one"),
     ),
     # For twenty jobs that had begun.
-    recovery_s=150.0,
+    recovery_s=200.0,
     whole_seconds=True,
 )

@@ -21,7 +21,7 @@ settings = {
     "queue": QUEUE,
     "functions": [("execute", execute)],
     "concurrency": 10,
-    "timers": {"schedule": 1, "sweep": 10},
+    "timers": {"schedule": 1, "sweep": 60},
 }
 
 _loop = asyncio.new_event_loop()
