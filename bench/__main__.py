@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -20,6 +20,14 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.support import interpreter
 
 BUILD = Path("build")
+
+
+class Rounds(NamedTuple):
+    """How many rounds: of the verbs, of services and peers, and of these with a kill."""
+
+    verbs: int
+    peers: int
+    kills: int
 
 
 def main(
@@ -55,27 +63,30 @@ def main(
         folder = stack.folder / "bench"
         folder.mkdir()
         site = Site(stack, (BUILD / "peers").resolve(), folder)
-        say("writing the requests")
-        verbs = Verbs(stack, requests)
-        program = etf1.resolve() if etf1 else None
-        chosen = [
-            one for one in contestants(site, program) if peer_rounds and _is_chosen(one, only)
-        ]
+        found = contestants(site, etf1.resolve() if etf1 else None)
+        chosen = [one for one in found if peer_rounds and _is_chosen(one, only)]
         peers = Peers(site, chosen, Limits(most, seconds, late_s), say)
-        peers.install()
-        report = Report(machine(stack), requests, verbs.rates, peers.entries)
-        for number in range(max(rounds, peer_rounds)):
-            say(f"round {number + 1}")
-            if number < rounds:
-                verbs.run(say)
-            if number < peer_rounds:
-                peers.run(kills=number < kill_rounds, measured=lambda: report.save(write))
-            # After each round, so that an interrupted run leaves the rounds before it.
-            report.write(write)
+        report = _run(stack, requests, peers, Rounds(rounds, peer_rounds, kill_rounds), write)
     console = Console()
     for table in report.tables():
         console.print(table)
     console.print(f"report: {write / 'bench.md'}")
+
+
+def _run(stack: EmbeddedStack, requests: int, peers: Peers, rounds: Rounds, folder: Path) -> Report:
+    peers.install()
+    say("writing the requests")
+    verbs = Verbs(stack, requests)
+    report = Report(machine(stack), requests, verbs.rates, peers.entries)
+    for number in range(max(rounds.verbs, rounds.peers)):
+        say(f"round {number + 1}")
+        if number < rounds.verbs:
+            verbs.run(say)
+        if number < rounds.peers:
+            peers.run(kills=number < rounds.kills, measured=lambda: report.save(folder))
+        # After each round, so that an interrupted run leaves the rounds before it.
+        report.write(folder)
+    return report
 
 
 def _is_chosen(one: Contestant, only: list[str] | None) -> bool:

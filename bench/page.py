@@ -112,6 +112,7 @@ class Report:
             parts.append(f"## {title}{text}\n\n{_table(title, head, body)}")
         parts.append(f"## Settings\n\n{SETTINGS.strip()}")
         parts += [_settings(entry) for entry in self._entries]
+        parts.append(MEASURED)
         return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -261,4 +262,5 @@ CALM = """
 The same in the drains and lateness runs in which nothing was killed. `early` counts executions before the due time.
 """
 
+MEASURED = "Measured with `make bench` (`python -m bench`; figures: [bench.json](bench.json))."
 SETTINGS = "What was set for each system, and what its figures depend on."

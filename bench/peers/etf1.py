@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from pathlib import Path
@@ -22,6 +23,7 @@ from bench.peers.contestant import (
     Site,
     Workers,
 )
+from bench.peers.install import run
 from bench.peers.kafka_topics import Record, Target, create, write
 from bench.peers.results import Executions
 from blackbox.embedded.tcp_ports import free_port
@@ -56,7 +58,7 @@ class Etf1(Contestant):
             )
         if not os.access(self._program, os.X_OK) or self._program.is_dir():
             raise NotMeasured("what --etf1 names is not a program")
-        return "as built"
+        return _revision(self._program)
 
     def clear(self) -> None:
         self.close()
@@ -122,6 +124,17 @@ class Etf1(Contestant):
 
     def kafka_bytes(self) -> int:
         return topic_bytes(self._site, self._topic("in"))
+
+
+def _revision(program: Path) -> str:
+    """That of the checkout from which the program was built, if it is known."""
+    try:
+        found = re.search(
+            r"vcs.revision=(\w{12})", run(["go", "version", "-m", str(program)], program.parent)
+        )
+    except NotMeasured:
+        found = None
+    return found.group(1) if found else "as built"
 
 
 def _answers(port: int) -> bool:

@@ -211,7 +211,7 @@ class Phases:
             if executed != seen:
                 seen, changed = executed, max(now, changed)
             is_over = now - changed > patience_s or now > until + LONGEST_S
-            is_near = executed >= plan.first + plan.count * 0.98 and now - read > 0.2
+            is_near = executed >= plan.first + plan.count and now - read > 0.2
             # Reading all executions costs more than counting them.
             if now >= until and (is_over or is_near):
                 found = self._one.executions().of(plan.first, plan.count)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.page import _spread
+from bench.peers.contestant import NotMeasured
+from bench.peers.install import go_program
 from bench.peers.jobs.schedule import at
 from bench.peers.results import (
     LINE,
@@ -56,6 +60,14 @@ def test_a_message_begins_with_its_number_and_its_due_time() -> None:
     ((first, second),) = at(5, 2, DUE_MS)
     assert (len(first[0]), first[1]) == (200, DUE_MS)
     assert second[0].startswith(f"0000006 {DUE_MS}")
+
+
+def test_a_missing_tool_is_a_reason_not_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotMeasured, match="`go` is not installed"):
+        go_program(tmp_path / "peer", "asynq")
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100)])
