@@ -76,8 +76,8 @@ format: install  ## Format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install  ## Intake and drain beside the raw work and beside the usual loop
-	$(BIN)/python -m bench
+bench: install  ## Throughput beside the raw work, the usual loop and other systems, into build/bench (over an hour; ETF1=program)
+	$(BIN)/python -m bench $(if $(ETF1),--etf1 $(ETF1))
 
 engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines

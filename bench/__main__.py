@@ -1,92 +1,96 @@
-"""Run the contestants in turn, and print their rates and the ratios between them."""
+"""`python -m bench`: throughput of blackbox beside the same work without it, a simple loop, and its peers."""
 
 from __future__ import annotations
 
-import gc
-import statistics
-from collections import defaultdict
-from collections.abc import Callable
+import signal
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from bench import ground, naive, raw, verbs
+from bench.page import Report
+from bench.peers.contestant import Contestant, Site
+from bench.peers.phases import Limits
+from bench.peers.processes import machine
+from bench.peers.rounds import Peers, contestants
+from bench.rates import Verbs
+from bench.report import say
 from blackbox.embedded import EmbeddedStack
 from blackbox.support import interpreter
 
-BATCH = 1000
-# The naive loop gets a 40th of the requests, because all of them would take it minutes.
-NAIVE_SHARE = 40
-
-Run = Callable[[], tuple[float, float]]
+BUILD = Path("build")
 
 
-def main(requests: int = 200_000, rounds: int = 5) -> None:
-    """Intake (Kafka to Redis) and drain (Redis to Kafka) of requests of 200 bytes, one shard, one thread each."""
-    console = Console()
-    # as a service does: all contestants run in this process
-    interpreter.tune()
-    with EmbeddedStack() as stack, Progress(console=console) as progress:
-        written = progress.add_task("writing the requests", total=None)
-        field = ground.prepare(stack, requests)
-        progress.update(written, total=1, completed=1)
-        contestants = _contestants(field)
-        task = progress.add_task("running", total=rounds * len(contestants))
-        seconds: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for _ in range(rounds):
-            for name, (count, run) in contestants.items():
-                progress.update(task, description=name)
-                # The garbage of one contestant must not slow down the next one.
-                gc.collect()
-                intake_s, drain_s = run()
-                seconds[name].append((count / intake_s, count / drain_s))
-                progress.advance(task)
-    _print(console, seconds, requests, rounds)
+class Rounds(NamedTuple):
+    """How many rounds: of the verbs, of services and peers, and of these with a kill."""
+
+    verbs: int
+    peers: int
+    kills: int
 
 
-def _contestants(field: ground.Ground) -> dict[str, tuple[int, Run]]:
-    few = field.count // NAIVE_SHARE
-    return {
-        "raw": (field.count, lambda: raw.run(field, BATCH, exactly_once=True)),
-        "blackbox": (field.count, lambda: verbs.run(field, BATCH, exactly_once=True)),
-        "blackbox, at least once": (
-            field.count,
-            lambda: verbs.run(field, BATCH, exactly_once=False),
-        ),
-        "naive": (few, lambda: naive.run(field, few)),
-    }
-
-
-def _print(
-    console: Console, rates: dict[str, list[tuple[float, float]]], requests: int, rounds: int
+def main(
+    requests: Annotated[int, typer.Option(help="Requests of a round of the verbs.")] = 200_000,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds.")] = 5,
+    peer_rounds: Annotated[
+        int, typer.Option(help="In how many of the rounds services and peers run; 0: never.")
+    ] = 3,
+    kill_rounds: Annotated[
+        int, typer.Option(help="In how many of these rounds workers are killed.")
+    ] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Services and peers whose names contain this.")
+    ] = None,
+    most: Annotated[int, typer.Option(help="The most jobs of a service or a peer.")] = 100_000,
+    seconds: Annotated[
+        float, typer.Option(help="A slow peer gets as many jobs as it does in this time.")
+    ] = 10.0,
+    late_s: Annotated[int, typer.Option(help="Seconds of each measurement of lateness.")] = 10,
+    etf1: Annotated[
+        Path | None, typer.Option(help="The program of etf1's kafka-message-scheduler.")
+    ] = None,
+    write: Annotated[
+        Path, typer.Option(help="The folder of bench.md, bench.json and the plots.")
+    ] = BUILD / "bench",
 ) -> None:
-    table = Table(
-        title=f"{requests:,} requests of {ground.MESSAGE_BYTES} bytes, {BATCH:,} a commit, "
-        f"median of {rounds} alternating rounds"
-    )
-    table.add_column("")
-    for column in ("intake /s", "drain /s"):
-        table.add_column(column, justify="right")
-    for name, found in rates.items():
-        table.add_row(
-            name, *(f"{statistics.median(each):,.0f}" for each in zip(*found, strict=True))
-        )
-    table.add_section()
-    for one, other in (
-        ("blackbox", "raw"),
-        ("blackbox", "naive"),
-        ("blackbox", "blackbox, at least once"),
-    ):
-        table.add_row(f"{one} : {other}", *_ratios(rates[one], rates[other]))
-    console.print(table)
+    """Medians of alternating rounds on the embedded servers, all on this machine."""
+    # So that workers, which have sessions of their own, are ended with the bench.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # as a service does: the verbs run in this process
+    interpreter.tune()
+    with EmbeddedStack() as stack:
+        folder = stack.folder / "bench"
+        folder.mkdir()
+        site = Site(stack, (BUILD / "peers").resolve(), folder)
+        found = contestants(site, etf1.resolve() if etf1 else None)
+        chosen = [one for one in found if peer_rounds and _is_chosen(one, only)]
+        peers = Peers(site, chosen, Limits(most, seconds, late_s), say)
+        report = _run(stack, requests, peers, Rounds(rounds, peer_rounds, kill_rounds), write)
+    console = Console()
+    for table in report.tables():
+        console.print(table)
+    console.print(f"report: {write / 'bench.md'}")
 
 
-def _ratios(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> list[str]:
-    # Ratios within a round: its contestants ran one after the other on a machine in the same state.
-    pairs = list(zip(ours, theirs, strict=True))
-    return [f"{statistics.median(a[at] / b[at] for a, b in pairs):.2f}" for at in (0, 1)]
+def _run(stack: EmbeddedStack, requests: int, peers: Peers, rounds: Rounds, folder: Path) -> Report:
+    peers.install()
+    say("writing the requests")
+    verbs = Verbs(stack, requests)
+    report = Report(machine(stack), requests, verbs.rates, peers.entries)
+    for number in range(max(rounds.verbs, rounds.peers)):
+        say(f"round {number + 1}")
+        if number < rounds.verbs:
+            verbs.run(say)
+        if number < rounds.peers:
+            peers.run(kills=number < rounds.kills, measured=lambda: report.save(folder))
+        # After each round, so that an interrupted run leaves the rounds before it.
+        report.write(folder)
+    return report
+
+
+def _is_chosen(one: Contestant, only: list[str] | None) -> bool:
+    return not only or any(part.lower() in one.name.lower() for part in only)
 
 
 if __name__ == "__main__":

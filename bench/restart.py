@@ -62,6 +62,10 @@ class Pod:
         except (URLError, OSError):
             return False
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def crash(self) -> None:
         self._end(signal.SIGKILL)
 

@@ -1,0 +1,1 @@
+"""Delayed work in other systems beside blackbox: the same messages, phases and faults for each contestant."""
