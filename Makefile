@@ -6,7 +6,7 @@ BIN := .venv/bin
 HELM_VERSION := v3.22.0
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.5.0
-TESTS := $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 30
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --durations 30
 # Some containers set it. Then every service, command and worker that a test starts compiles all its modules again,
 # and pytest those of its plugins.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,10 +34,10 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-quick: .venv/archives  ## The tests of parts, which start no service (one minute)
+quick: .venv/archives  ## The tests of parts, which start no service (two minutes)
 	$(TESTS) tests/unit tests/contract
 
-test: .venv/archives  ## The tests, on real servers that they start themselves (about 12 minutes on two cores)
+test: .venv/archives  ## The tests, on real servers that they start themselves (about 15 minutes on two cores)
 	$(TESTS)
 
 proof: .venv/archives  ## Every test, also those that take long, and docs/proof.md (an hour)

@@ -55,6 +55,7 @@ def delivers(service: ServiceProcess) -> bool:
     return service.metric("blackbox_delivered_total") > 0
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120 + 15 * TAKEOVERS)
 def test_the_next_owner_delivers_within_the_session_timeout_and_two_seconds(world: World) -> None:
     other = world.start_service().wait_ready()
