@@ -10,12 +10,14 @@ import pytest
 
 from tests.mutations import __main__ as mutations
 from tests.mutations.__main__ import (
+    PAGE,
     ROOT,
     WITHOUT_SERVICES,
     Found,
     apply,
     expected,
     failing,
+    is_there,
     look_for,
     read,
     written,
@@ -89,6 +91,14 @@ def test_the_page_is_read_as_it_was_written() -> None:
 
     assert read(written(found)) == found
     assert third.name not in written(found)
+
+
+def test_each_test_that_the_page_names_exists() -> None:
+    gone = {
+        name: [test for test in found.tests if not is_there(test)]
+        for name, found in read(PAGE.read_text()).items()
+    }
+    assert {name: tests for name, tests in gone.items() if tests} == {}
 
 
 @pytest.mark.proof
