@@ -31,6 +31,9 @@ from blackbox.records.errors import JournalLost, JournalSilent
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
+# The client decompresses all that it fetches before it returns a record: a megabyte of lz4, its default,
+# may become 250 MB. However small the limit, a broker returns a whole record batch.
+LOOK_UP_BYTES, AHEAD_BYTES = 65_536, 1_048_576
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
@@ -41,7 +44,7 @@ LEAST_S = 0.5  # of one request, however little time is left
 class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
-    `prefetched` is how many records are fetched ahead: many for sequential reading, few for single look-ups.
+    `prefetched` is how many records are fetched ahead: many for sequential reading, 1 for single look-ups.
     When a client and then a second one read nothing for `silence_s` each, JournalSilent is raised.
     Reads one stretch at a time. Not safe for use from two threads at once.
     """
@@ -225,6 +228,7 @@ class PartitionReader:
             # At the end of a partition, every read waits this long for records that do not come.
             "fetch.wait.max.ms": 20,
             "queued.min.messages": self.prefetched,
+            "fetch.message.max.bytes": LOOK_UP_BYTES if self.prefetched == 1 else AHEAD_BYTES,
             "fetch.queue.backoff.ms": 1,
         }
 

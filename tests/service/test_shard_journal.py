@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal import kafka_access as access_module
@@ -206,6 +209,36 @@ def test_records_are_read_by_offset(world: World, journal: ShardJournal) -> None
     assert {offset: record.value for offset, record in found.items()} == {
         3: b"r3", 4: b"r4", 40: b"r40",
     }  # fmt: skip
+
+
+@dataclass
+class Counted:
+    """An access whose consumers report how many bytes they have received."""
+
+    access: KafkaAccess
+    received: int = 0
+
+    def consumer(self, **own: Any) -> Consumer:
+        watched = {"statistics.interval.ms": 20, "stats_cb": self._note}
+        self.opened = self.access.consumer(**own | watched)
+        return self.opened
+
+    def _note(self, statistics: str) -> None:
+        brokers = json.loads(statistics)["brokers"].values()
+        self.received = sum(broker["rxbytes"] for broker in brokers)
+
+
+def test_a_look_up_of_one_record_does_not_fetch_a_megabyte_behind_it(world: World) -> None:
+    for _ in range(100):  # each in a record batch of its own
+        world.send_raw(os.urandom(20_000), partition=0)
+        world.flush()
+    counted = Counted(KafkaAccess(world.kafka.bootstrap_servers, world.name))
+    reader = PartitionReader(cast(KafkaAccess, counted), prefetched=1)
+    [([first], _)] = reader.read(world.requests, 0, 0, 1)
+    assert first.offset() == 0
+    until("statistics", lambda: counted.opened.poll(0.05) is None and counted.received)
+    reader.close()
+    assert counted.received < 300_000
 
 
 def test_a_batch_starts_at_the_offset_it_was_read_from(world: World, shard: Shard) -> None:
