@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -18,6 +19,8 @@ logger = logging.getLogger("blackbox.journal")
 
 FIRST_RECORD_S = 0.5
 PATIENCE_S = 5.0
+# A batch of 4,000 records of 1 MB would take 4 GB: its size is looked at after each so many records.
+AT_ONCE, MOST_BYTES = 100, 16_000_000
 
 
 class Lost(RecoveryRequired):
@@ -59,7 +62,7 @@ class RequestReader:
         self._asked.put(lambda: self._pause(False))
 
     def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
-        """Wait up to 0.5 s for a record, then gather more for `gather_s`.
+        """Wait up to 0.5 s for a record, then gather more for `gather_s`, up to about 16 MB.
 
         Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
         only records that are already fetched.
@@ -73,9 +76,7 @@ class RequestReader:
             first = self._consumer.poll(FIRST_RECORD_S if wait else 0)
             if first is None:
                 return {}, []
-            gather_s = self._gather_s if wait else 0
-            messages = [first, *self._consumer.consume(self._most - 1, timeout=gather_s)]
-            return self._batches(messages)
+            return self._batches(self._gathered(first, self._gather_s if wait else 0))
         except BaseException as error:
             for shard, offset in before.items():
                 self.start(shard, offset)  # records that were taken and not returned are read again
@@ -85,6 +86,18 @@ class RequestReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _gathered(self, first: Message, gather_s: float) -> list[Message]:
+        messages, size = [first], len(first)
+        ends_s = time.monotonic() + gather_s
+        while len(messages) < self._most and size < MOST_BYTES:
+            at_most = min(AT_ONCE, self._most - len(messages))
+            more = self._consumer.consume(at_most, timeout=max(0.0, ends_s - time.monotonic()))
+            if not more:
+                break
+            messages += more
+            size += sum(map(len, more))
+        return messages
 
     def _open(self) -> None:
         # By default, a client whose queue was full fetches again only after a second.

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal import kafka_access as access_module
+from blackbox.journal import request_reader
 from blackbox.journal.kafka_access import KafkaAccess, produce
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
@@ -250,6 +251,25 @@ def test_a_batch_starts_at_the_offset_it_was_read_from(world: World, shard: Shar
     batch = until("they are read", lambda: reader.read()[0].get(shard))
     reader.close()
     assert (batch.start, batch.records[0].offset, batch.records[0].value) == (0, 11, b"commit0")
+
+
+def test_a_batch_of_large_records_ends_at_a_size(
+    world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_reader, "AT_ONCE", 2)
+    monkeypatch.setattr(request_reader, "MOST_BYTES", 300_000)
+    for _ in range(10):
+        world.send_raw(os.urandom(100_000), partition=0)
+    world.flush()
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=100, gather_s=2.0)
+    reader.start(shard, 0)
+    batches = list[int]()
+    while sum(batches) < 10:
+        batches.append(len(until("they are read", lambda: reader.read()[0].get(shard)).records))
+    reader.close()
+    # The first record, then two at a time.
+    assert batches == [3, 3, 3, 1]
 
 
 def test_batches_are_consecutive_over_aborted_transactions(
