@@ -104,6 +104,18 @@ class FakeJournal:
         found = {offset: self._record(offset) for offset in offsets}
         return {offset: kept for offset, kept in found.items() if kept is not None}
 
+    def first_records(
+        self, offsets: Iterable[int], most_bytes: int
+    ) -> tuple[dict[int, Record], set[int]]:
+        found, wanted = dict[int, Record](), sorted(offsets)
+        for count, offset in enumerate(wanted, 1):
+            if (record := self._record(offset)) is not None:
+                found[offset] = record
+                most_bytes -= len(record.value or b"")
+            if most_bytes <= 0:
+                return found, set(wanted[count:])
+        return found, set()
+
     def record(self, offset: int) -> Record | None:
         return self._record(offset)
 

@@ -13,6 +13,8 @@ from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
 
+INVALID = "its record is invalid; its dead letter says why, and is written when its turn comes"
+
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
 """How many entries one page may read, including those that the filter skips."""
@@ -81,7 +83,7 @@ def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
     status = replace(status, state="pending", next_try_ms=pending.next_try_ms)
     entry = pending.entry
     if entry is None:
-        return status
+        return replace(status, detail=status.detail or INVALID) if pending.is_invalid else status
     return replace(
         status,
         caller=entry.caller,

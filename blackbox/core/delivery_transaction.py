@@ -178,9 +178,8 @@ class DeliveryTransaction:
 
     def _read_originals(self, dead: Mapping[int, Entry]) -> dict[int, Record]:
         """The records of entries that Redis does not hold whole, as far as Kafka still has them."""
-        return self._triage.originals(
-            offset for offset, entry in dead.items() if is_in_kafka(entry)
-        )
+        offsets = [offset for offset, entry in dead.items() if is_in_kafka(entry)]
+        return self._triage.originals(offsets, self._batch.records)
 
     def _send_messages(self) -> dict[int, Postponed]:
         """Send the messages; return those for a later transaction, each with its delay in ms."""

@@ -10,7 +10,7 @@ from blackbox.core.plan import DueEntries, Postponed
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Refusal
 from blackbox.records.receipt import Claim
-from blackbox.records.request import MAY_COME_BACK, Reason
+from blackbox.records.request import MAY_COME_BACK, Reason, Record
 
 FIRST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
@@ -27,13 +27,17 @@ QUEUED = "waiting behind earlier messages for the same target"
 
 @dataclass(slots=True)
 class DueBatch:
-    """A batch, each request in one of four places; `parked` maps bands to the targets parked for."""
+    """A batch, each request in one of four places; `parked` maps bands to the targets parked for.
+
+    `records` are those that were read from Kafka already.
+    """
 
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
     deferred: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether it has anything for one transaction."""
@@ -49,7 +53,7 @@ class DueBatch:
 
     def take_out(self, offsets: Iterable[int]) -> DueBatch:
         """Take these requests out, as a batch of their own."""
-        taken = DueBatch()
+        taken = DueBatch(records=self.records)
         for offset in list(offsets):
             if offset in self.ready:
                 taken.ready[offset] = self.ready.pop(offset)
@@ -100,21 +104,36 @@ class DueBatch:
                 if waits and self.park(offset, entry, QUEUED, due.parked):
                     del part[offset]
 
-    def defer_distant_letters(self, now_ms: int) -> None:
-        """Defer dead letters whose records are read from Kafka, except some close together."""
-        offsets = sorted(offset for offset, entry in self.dead.items() if is_in_kafka(entry))
-        read_bytes, spans, start = 0, 0, offsets[0] if offsets else 0
-        for offset in offsets:
-            read_bytes += self.dead[offset].left_bytes
-            if offset - start > MOST_LETTER_SPAN:
+    def close_together(self, offsets: Iterable[int], now_ms: int) -> list[int]:
+        """The first of these offsets; defer those that are far behind, so that Kafka is read in one place."""
+        near, spans, start = list[int](), 0, -1
+        for offset in sorted(offsets):
+            if start < 0:
+                start = offset
+            elif offset - start > MOST_LETTER_SPAN:
                 spans, start = spans + 1, offset
             if spans:  # those of one span come back together
-                del self.dead[offset]
                 self.deferred[offset] = now_ms + ALONE_SPREAD_MS * spans, None
+            else:
+                near.append(offset)
+        return near
+
+    def defer_distant_letters(self, now_ms: int) -> None:
+        """Defer dead letters whose records are read from Kafka, except some close together."""
+        unread = [
+            offset
+            for offset, entry in self.dead.items()
+            if is_in_kafka(entry) and offset not in self.records
+        ]
+        near, read_bytes = self.close_together(unread, now_ms), 0
+        for offset in near:
+            read_bytes += self.dead[offset].left_bytes
             # the first one is read whatever its size, or it would never be
-            elif read_bytes > MOST_LETTER_BYTES and offset != start:
-                del self.dead[offset]
+            if read_bytes > MOST_LETTER_BYTES and offset != near[0]:
                 self.deferred[offset] = now_ms, None
+        for offset in unread:
+            if offset in self.deferred:
+                del self.dead[offset]
 
     def retry_or_end(
         self, offset: int, entry: Entry, refusal: Refusal, retries: int, now_ms: int

@@ -18,8 +18,16 @@ TIMELINESS_LOST = (
 )
 
 
-def reread(format: Format, record: Record) -> Entry:
-    """The entry of a request whose stored form was lost."""
+def reread(format: Format, record: Record, was_invalid: bool = False) -> Entry:
+    """The entry of a request whose stored form was lost, or that was invalid and so has none."""
+    again = _reread(format, record)
+    if not was_invalid or again.reason is not None:
+        return again
+    detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
+    return refused_entry(record, Invalid(Reason.REFUSED, detail), record.timestamp_ms)
+
+
+def _reread(format: Format, record: Record) -> Entry:
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
@@ -36,10 +44,13 @@ def reread(format: Format, record: Record) -> Entry:
     raise ValueError(f"the record at offset {record.offset} is not a request to deliver: {change}")
 
 
-def payload_lost(offset: int, now_ms: int) -> Entry:
+def payload_lost(offset: int, now_ms: int, *, is_invalid: bool = False) -> Entry:
     """The entry for a dead letter in place of a request of which nothing is left."""
     detail = (
-        "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
+        "the record of an invalid request is no longer in Kafka; check the request topic's "
+        "retention.ms"
+        if is_invalid
+        else "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
         "request topic's retention.ms"
     )
     nothing = Record(offset, now_ms, None, None, [])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blackbox.core.due_batch import (
     ALONE_SPREAD_MS,
     LONGEST_RETRY_MS,
+    MOST_LETTER_BYTES,
     TOPIC_WIDE_REASONS,
     DueBatch,
     as_dead,
@@ -40,15 +41,16 @@ PAUSED: Refusal = (Reason.UNREACHABLE, "the target is paused; resume it with bla
 class Triage:
     """Decides what happens to each request that is due in one shard.
 
-    `reread` makes an entry from a request's record again. `follow_ups` are written with the outcomes
-    of some requests. `retries` is how often an unavailable target is tried again, after 1, 2, 4 …
-    60 s, before the request becomes a dead letter. Without a `pace` there are no rate limits.
+    `reread` makes an entry from a request's record again; its second argument says whether that was
+    invalid. `follow_ups` are written with the outcomes of some requests. `retries` is how often an
+    unavailable target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
+    Without a `pace` there are no rate limits.
     """
 
     shard: Shard
     targets: Targets
     journal: Journal
-    reread: Callable[[Record], Entry]
+    reread: Callable[[Record, bool], Entry]
     dead_letter_topic: str
     follow_ups: FollowUps
     retries: int = 5
@@ -57,7 +59,7 @@ class Triage:
     def sort(self, due: DueEntries, now_ms: int) -> DueBatch:
         """Decide what to do with a batch that is due."""
         batch = DueBatch()
-        for offset, entry in self._decoded(due, now_ms).items():
+        for offset, entry in self._decoded(batch, due, now_ms).items():
             if offset in due.doubtful:
                 batch.deferred[offset] = postpone_doubtful(entry, due.doubtful[offset], now_ms)
                 continue
@@ -80,24 +82,41 @@ class Triage:
         batch.defer_distant_letters(now_ms)
         return batch
 
-    def _decoded(self, due: DueEntries, now_ms: int) -> dict[int, Entry]:
-        batch: dict[int, Entry] = {}
+    def _decoded(self, batch: DueBatch, due: DueEntries, now_ms: int) -> dict[int, Entry]:
+        decoded: dict[int, Entry] = {}
         lost: list[int] = []
         for offset, stored in due.entries:
             try:
-                batch[offset] = entries.decode(stored or b"")
+                decoded[offset] = entries.decode(stored or b"")
             except ValueError as unreadable:
                 why = unreadable if stored else "no payload in Redis"
-                logger.warning(
-                    "%s: %s; reading it again from Kafka", self.shard.source(offset), why
-                )
+                if stored or offset not in due.invalid:
+                    logger.warning(
+                        "%s: %s; reading it again from Kafka", self.shard.source(offset), why
+                    )
                 lost.append(offset)
-        found = self.journal.records(lost) if lost else {}
-        for offset in lost:
-            batch[offset] = (
-                self.reread(found[offset]) if offset in found else payload_lost(offset, now_ms)
+        if lost:
+            decoded |= self._read_again(batch, lost, due.invalid, now_ms)
+        return decoded
+
+    def _read_again(
+        self, batch: DueBatch, lost: Sequence[int], invalid: Container[int], now_ms: int
+    ) -> dict[int, Entry]:
+        """The first of these entries, from their records; the others are deferred."""
+        near = batch.close_together(lost, now_ms)
+        found, left = self.journal.first_records(near, MOST_LETTER_BYTES)
+        batch.deferred |= dict.fromkeys(left, (now_ms, None))
+        batch.records |= found
+        again: dict[int, Entry] = {}
+        for offset in near:
+            if offset in left:
+                continue
+            again[offset] = (
+                self.reread(found[offset], offset in invalid)
+                if offset in found
+                else payload_lost(offset, now_ms, is_invalid=offset in invalid)
             )
-        return batch
+        return again
 
     def released(self, parked: Iterable[str], paused: Collection[str]) -> set[str]:
         """The targets whose parked entries come out: those that are available, or may not be parked for."""
@@ -261,7 +280,11 @@ class Triage:
         )
         return now_ms, entry._replace(shortened=shortened, detail=detail_of_short_form)
 
-    def originals(self, offsets: Iterable[int]) -> dict[int, Record]:
-        """The records of these requests as their callers wrote them, as far as Kafka has them."""
-        found = self.journal.records(offsets)
+    def originals(self, offsets: Collection[int], known: Mapping[int, Record]) -> dict[int, Record]:
+        """The records of these requests as their callers wrote them, as far as Kafka has them.
+
+        `known` are records that were read already.
+        """
+        found = {offset: known[offset] for offset in offsets if offset in known}
+        found |= self.journal.records(offset for offset in offsets if offset not in found)
         return {offset: original_if_carried(record) for offset, record in found.items()}

@@ -155,7 +155,7 @@ class CommandBuilder:
         # Also the counted requests of callers: a rebuild counts again. UNLINK, not DEL, which would
         # block Redis while it frees a large set.
         return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.skip, keys.ignored, keys.early, keys.moved,
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.invalid, keys.skip, keys.ignored, keys.early, keys.moved,
             keys.ended, keys.unwanted, keys.in_flight, keys.state, keys.receipts,
             keys.callers, *(keys.of(caller.decode()) for caller in callers),
         )  # fmt: skip

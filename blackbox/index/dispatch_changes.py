@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import orjson
 
+from blackbox.core.bits import SEGMENT
 from blackbox.core.parking import BAND_MS
 from blackbox.core.plan import DueEntries, Positions
 from blackbox.core.ports import NONE_RELEASED
@@ -66,7 +67,9 @@ class DispatchChanges(PostponingChanges):
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             taken = zip(shares.values(), in_bands, strict=True)
             any_full = len(ready) == limit or any(len(names) == most for most, names in taken)
-            entries = self._still_there(stored[len(ready) :] + stored[: len(ready)], passing_over)
+            entries, invalid = self._still_there(
+                stored[len(ready) :] + stored[: len(ready)], passing_over
+            )
             return DueEntries(
                 entries=entries,
                 is_full=is_cut or any_full,
@@ -79,6 +82,7 @@ class DispatchChanges(PostponingChanges):
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
                 left_out=len(stored) - len(entries),
+                invalid=invalid,
             )
 
     def _look_unless_lost(self, commands: Sequence[bytes]) -> list[Any]:
@@ -105,18 +109,22 @@ class DispatchChanges(PostponingChanges):
 
     def _still_there(
         self, stored: list[tuple[bytes, bytes | None]], passing_over: Collection[int]
-    ) -> list[tuple[int, bytes | None]]:
-        """These entries without those to pass over, and those that ended while they were read."""
-        # Without payload and score, it was cancelled or replaced since. With a score only, the
-        # payload was lost or has expired, and is read again from Kafka.
+    ) -> tuple[list[tuple[int, bytes | None]], Container[int]]:
+        """These entries without those to pass over, and those that ended while they were read.
+
+        Also returns which of those without a payload are invalid requests, which have none.
+        """
+        # Without payload and score, it was cancelled or replaced since. With a score only, it is invalid,
+        # or its payload was lost or has expired; it is read again from Kafka.
         lost = [name for name, payload in stored if payload is None]
         scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
-        return [
+        entries = [
             (offset, payload)
             for name, payload in stored
             if name not in ended and (offset := int(name, 16)) not in passing_over
         ]
+        return entries, self._bits(self._keys.invalid, [int(name, 16) for name in lost])
 
     def gone(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Those of these requests that are not pending any more.
@@ -221,3 +229,6 @@ class DispatchChanges(PostponingChanges):
             # requests below the mark have ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
+            segments = self._session.ask("HKEYS", self._keys.invalid)
+            if ended := [one for one in segments if int(one) < mark.requests // SEGMENT]:
+                yield pack("HDEL", self._keys.invalid, *ended)

@@ -52,6 +52,9 @@ class IndexDump:
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 scores.pop(SENTINEL, None)
                 bare = look.without_payload(list(scores))
+                if bare:  # read after them: a new one is marked together with its entry
+                    invalid = _bitmaps(session, keys.invalid)
+                    bare = {name for name in bare if int(name, 16) not in invalid}
                 yield [
                     # `% BAND_MS`: the due time of a parked entry.
                     DumpedEntry(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
@@ -75,9 +78,9 @@ class IndexDump:
     def cold(self, shard: Shard) -> Iterator[list[int]]:
         keys = Keys(shard)
         with closing(RedisSession(self._connections, keys.state)) as session:
-            flat = session.ask("HGETALL", keys.cold)
-        for segment, bitmap in zip(flat[::2], flat[1::2], strict=True):
-            yield list(Bits({int(segment): bitmap}))
+            cold = _bitmaps(session, keys.cold)
+        for segment, bitmap in cold.bitmaps.items():
+            yield list(Bits({segment: bitmap}))
 
     def ignored(self, shard: Shard) -> Iterator[list[int]]:
         """The conditional records that did not count and are in no receipt yet. One may come more than once."""
@@ -88,6 +91,11 @@ class IndexDump:
 
     def close(self) -> None:
         self._connections.disconnect()
+
+
+def _bitmaps(session: RedisSession, key: bytes) -> Bits:
+    flat = session.ask("HGETALL", key)
+    return Bits({int(segment): bits for segment, bits in zip(flat[::2], flat[1::2], strict=True)})
 
 
 def _scanned(

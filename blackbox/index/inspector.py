@@ -40,12 +40,14 @@ class Pending(NamedTuple):
     """A pending request. `at_ms` is its score: when it is looked at next, above all times while parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
-    In a list, `read_bytes` is how much was read of the payload.
+    `is_invalid`: there never was one, as its record is invalid. In a list, `read_bytes` is how much was
+    read of the payload.
     """
 
     at_ms: int
     entry: Entry | None
     read_bytes: int = 0
+    is_invalid: bool = False
 
     @property
     def next_try_ms(self) -> int | None:
@@ -134,7 +136,9 @@ class Inspector:
         )
         if before is None or score is None:
             return None
-        return Pending(int(float(score)), None if stored is None else entries.decode(stored))
+        if stored is not None:
+            return Pending(int(float(score)), entries.decode(stored))
+        return Pending(int(float(score)), None, is_invalid=offset in self._invalid(keys, [offset]))
 
     def list_pending(
         self,
@@ -161,10 +165,21 @@ class Inspector:
         names, scores = found[::2], found[1::2]  # Redis replies with them in turn
         keyed = [keys.message(name) for name in names]
         stored = self._heads(keyed) if whole_bytes is None else self._whole(keyed, whole_bytes)
+        offsets = [int(name, 16) for name in names]
+        bare = [o for o, (entry, _) in zip(offsets, stored, strict=False) if entry is None]
+        invalid = self._invalid(keys, bare)
         return [
-            (int(name, 16), Pending(int(float(score)), entry, read_bytes))
-            for name, score, (entry, read_bytes) in zip(names, scores, stored, strict=False)
+            (offset, Pending(int(float(score)), entry, read_bytes, offset in invalid))
+            for offset, score, (entry, read_bytes) in zip(offsets, scores, stored, strict=False)
         ]
+
+    def _invalid(self, keys: Keys, offsets: Sequence[int]) -> Bits:
+        """Those of these requests that are invalid and have no payload, and others near them."""
+        segments = sorted({offset // SEGMENT for offset in offsets})
+        if not segments:
+            return Bits()
+        (found,) = self._clients.together(("HMGET", keys.invalid, *segments))
+        return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
 
     def bands(self, shard: Shard) -> Iterator[int]:
         """The bands that have parked entries; one command for each."""

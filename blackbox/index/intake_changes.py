@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import orjson
 
@@ -15,8 +15,9 @@ from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.lookups import Lookups
 from blackbox.index.stored_fields import claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
+from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, PositionsMoved, RecoveryRequired
-from blackbox.records.request import member
+from blackbox.records.request import Request, member
 
 IN_FLIGHT_LOOK_S = 0.01
 IN_FLIGHT_WAIT_S = 2.0  # other shards of the process are not read in that time
@@ -59,7 +60,8 @@ class IntakeChanges(Lookups):
                     return Plan()
                 is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
-                commands = self._commands_that_store(plan, view, end, largest, now_ms)
+                invalid = self._marked_invalid(plan)
+                commands = self._commands_that_store(plan, view, invalid, end, largest, now_ms)
                 if not is_in_flight and self._run_multi(
                     commands, while_busy if attempt == 0 else None
                 ):
@@ -127,15 +129,26 @@ class IntakeChanges(Lookups):
         return view, largest
 
     def _commands_that_store(
-        self, plan: Plan, view: View, end: int, largest: int, now_ms: int
+        self,
+        plan: Plan,
+        view: View,
+        invalid: Mapping[int, bytes],
+        end: int,
+        largest: int,
+        now_ms: int,
     ) -> Iterator[bytes]:
         """The commands of the MULTI that stores a batch.
 
         For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if
         it has a caller id, `HSET ids <caller id> <member>`. One beyond the horizon has only a bit in
-        `cold`. For the batch: `HSET state requests <end>`.
+        `cold`. A large invalid one has a bit in `invalid` instead of a payload. For the batch:
+        `HSET state requests <end>`.
         """
+        for segment, bitmap in invalid.items():
+            yield pack("HSET", self._keys.invalid, segment, bitmap)
         for offset, entry in plan.puts.items():
+            if _has_no_payload(entry):
+                continue
             stored = entries.encode(entry)
             if len(stored) > largest:
                 largest = len(stored)
@@ -167,6 +180,11 @@ class IntakeChanges(Lookups):
             for segments in chunks(list(used)):
                 yield pack("HDEL", self._keys.skip, *segments)
 
+    def _marked_invalid(self, plan: Plan) -> Mapping[int, bytes]:
+        """The bitmaps that mark the puts without a payload, by segment."""
+        offsets = [offset for offset, entry in plan.puts.items() if _has_no_payload(entry)]
+        return self._bits(self._keys.invalid, offsets).changed(offsets, ()) if offsets else {}
+
     def _is_any_in_flight(self, touched: Touched, view: View) -> bool:
         """Whether a request to be replaced is in flight, or may have a receipt that is not settled.
 
@@ -197,3 +215,7 @@ class IntakeChanges(Lookups):
         watch = pack("WATCH", self._keys.in_flight)
         _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
         return not set(map(member, offsets)).isdisjoint(in_flight(named))
+
+
+def _has_no_payload(put: Request | Entry) -> bool:
+    return type(put) is Entry and put.is_in_its_record

@@ -80,6 +80,13 @@ class Keys:
     written -- intake
     read    -- intake, promotion, the walk, look-ups
     """
+    invalid: bytes
+    """hash: segment -> bitmap: large invalid requests, which have no payload; their dead letters are made from
+    their records in Kafka
+
+    written -- intake; dispatch removes what is below the low-water mark
+    read    -- intake, dispatch, look-ups
+    """
     skip: bytes
     """hash: segment -> bitmap: requests at or above the position `requests` that have ended already
 
@@ -146,6 +153,7 @@ class Keys:
         self.state = self.prefix + b"state"
         self.receipts = self.prefix + b"receipts"
         self.cold = self.prefix + b"cold"
+        self.invalid = self.prefix + b"invalid"
         self.skip = self.prefix + b"skip"
         self.ignored = self.prefix + b"ignored"
         self.early = self.prefix + b"early"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from blackbox.core.plan import Named
 from blackbox.index.connection import pack
@@ -30,6 +30,11 @@ class Lookups(GuardedIndex):
             there = [name for name in names if name != SENTINEL]
             found = self._payloads(there, int(largest or 0))
         return [(int(name, 16), payload) for name, payload in found]
+
+    def invalid(self, offsets: Sequence[int]) -> Container[int]:
+        """Those of these requests that have no payload because their records are invalid."""
+        with self._lock:
+            return self._bits(self._keys.invalid, offsets)
 
     def count_cold(self) -> int:
         with self._lock:
@@ -70,10 +75,13 @@ class Lookups(GuardedIndex):
             places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
             there = self._scores(self._keys.due, list(places.values()))
             stored = self._mget([member(offset) for offset in places.values()])
+            bare = [o for o, held in zip(places.values(), stored, strict=True) if held is None]
+            invalid = self._bits(self._keys.invalid, bare)
         return {
             id: Named(
                 offset,
-                offset in there and (entry is None or entry.reason is None),
+                offset in there
+                and (offset not in invalid if entry is None else entry.reason is None),
                 None if entry is None else entry.caller_id,
                 offsets[id] if offset != offsets[id] else None,
             )

@@ -222,7 +222,7 @@ class OpeningChanges(Lookups):
             pack("HDEL", keys.state, "tail")
             if tail is None
             else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
-            pack("UNLINK", keys.skip, keys.early),
+            pack("UNLINK", keys.skip, keys.early, keys.invalid),
             *(
                 pack("ZREMRANGEBYSCORE", key, first, "(+inf")
                 for key in (keys.moved, keys.ended, keys.unwanted)

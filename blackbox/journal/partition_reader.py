@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -244,7 +244,7 @@ class PartitionReader:
 
 def messages_at(
     reader: PartitionReader, topic: str, partition: int, offsets: Iterable[int], bounds: Bounds
-) -> Iterator[list[Message]]:
+) -> Generator[list[Message]]:
     """The messages at those of these offsets that Kafka still has, and some between them."""
     kept = sorted(offset for offset in offsets if bounds.start <= offset < bounds.end)
     for stretch in stretches(kept, READ_RECORDS):

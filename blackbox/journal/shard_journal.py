@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
@@ -115,15 +116,28 @@ class ShardJournal:
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         """The request records at these offsets, without those that Kafka no longer has."""
-        wanted = set(offsets)
-        if not wanted:
-            return {}
-        bounds = self.request_bounds()
-        found: dict[int, Record] = {}
-        for messages in messages_at(self._reader, *self._shard, wanted, bounds):
-            asked_for = [message for message in messages if offset_of(message) in wanted]
-            found |= {record.offset: record for record in read_records(asked_for)}
+        found, _ = self.first_records(offsets, sys.maxsize)
         return found
+
+    def first_records(
+        self, offsets: Iterable[int], most_bytes: int
+    ) -> tuple[dict[int, Record], set[int]]:
+        """The first of the records at these offsets, of about so many bytes, and the offsets that are left."""
+        wanted = set(offsets)
+        found: dict[int, Record] = {}
+        if not wanted:
+            return found, wanted
+        with closing(
+            messages_at(self._reader, *self._shard, wanted, self.request_bounds())
+        ) as read:
+            for messages in read:
+                asked_for = [message for message in messages if offset_of(message) in wanted]
+                found |= {record.offset: record for record in read_records(asked_for)}
+                most_bytes -= sum(map(len, asked_for))
+                if most_bytes <= 0:
+                    last = offset_of(messages[-1])
+                    return found, {offset for offset in wanted if offset > last}
+        return found, set()
 
     def record(self, offset: int) -> Record | None:
         """The request record at this offset, if Kafka has it.

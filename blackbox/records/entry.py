@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blackbox.records.request import Request
+from blackbox.records.request import EVIDENT, Request
 
 HeaderValues = Sequence[tuple[str, bytes | str | None]]
 
@@ -55,6 +55,11 @@ class Entry(NamedTuple):
     waits: int = 0
     shortened: int = 0
     left_bytes: int = 0
+
+    @property
+    def is_in_its_record(self) -> bool:
+        """Whether all of it can be read again from its record: then Redis has no payload of it."""
+        return self.left_bytes > 0 and self.reason in EVIDENT
 
 
 def encode(entry: Entry | Request) -> bytes:

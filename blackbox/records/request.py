@@ -115,6 +115,9 @@ UNDELIVERABLE = (
 )
 """Reasons for a request that is valid and has replaced others, which one that is TOO_LATE has not."""
 
+EVIDENT = frozenset(Reason) - UNDELIVERABLE - {Reason.TOO_LATE, Reason.EXPIRED}
+"""Reasons that a record alone shows, whenever it is read."""
+
 
 OUTCOME_UNKNOWN = (
     "it may have been delivered: the receipts of that time were removed from Kafka before they "

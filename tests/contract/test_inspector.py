@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import redis
 
 from blackbox.admin import pending
-from blackbox.admin.pending import PendingFilter, page
+from blackbox.admin.pending import INVALID, PendingFilter, as_pending, page
 from blackbox.core.parking import LETTERS, bands_of, parked_at
 from blackbox.core.plan import Positions
+from blackbox.core.request_status import RequestStatus
 from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
@@ -140,6 +142,20 @@ def test_a_request_without_its_payload_is_still_found(
     assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None)
 
 
+def test_an_invalid_request_that_never_had_a_payload_is_shown_as_invalid(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
+    store(index, 10, 11, {10: bad})
+
+    assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None, is_invalid=True)
+    [(offset, found)] = listed(inspector)
+    assert (offset, found.is_invalid) == (10, True)
+    status = RequestStatus("id", "TB/3@10", "pending")
+    assert as_pending(status, found).detail == INVALID
+    assert as_pending(replace(status, detail="not JSON"), found).detail == "not JSON"
+
+
 def test_a_caller_id_finds_the_latest_request_with_that_id(
     inspector: Inspector, index: ShardIndex
 ) -> None:
@@ -170,11 +186,11 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
 def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
     client.hset(PREFIX + "state", mapping={"format": "9", "requests": "1", "receipts": "1"})
     with pytest.raises(
-        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
+        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 6"
     ):
         inspector.shard_stats(SHARD, NOW_MS)
     with pytest.raises(
-        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 5"
+        ForeignIndex, match="of TB-3 in Redis has format '9', but this version reads 6"
     ):
         inspector.positions(SHARD)
 

@@ -188,7 +188,7 @@ def test_an_index_of_a_later_format_is_refused_with_the_remedy(
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
         with pytest.raises(
-            ForeignIndex, match="format '9', but this version reads 5; run the version"
+            ForeignIndex, match="format '9', but this version reads 6; run the version"
         ):
             verb()
 
@@ -493,6 +493,33 @@ def test_a_future_dead_letter_cannot_be_cancelled(index: ShardIndex, client: red
 
     assert store(index, 1, 2, {1: Cancel(None, request_id(SHARD, 0))}).cancelled == 0
     assert held(client).offsets() == [0]
+
+
+def test_a_large_invalid_request_has_no_payload_and_cannot_be_cancelled(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
+    store(index, 0, 3, {0: bad, 1: entry(), 2: bad._replace(reason="quota")})
+    assert set(held(client).payloads) == {1, 2}
+
+    due = index.due(NOW_MS, 10)
+    assert [offset for offset, _ in due.entries] == [0, 1, 2]
+    assert [offset for offset in range(3) if offset in due.invalid] == [0]
+
+    assert store(index, 3, 4, {3: Cancel(None, request_id(SHARD, 0))}).cancelled == 0
+    assert held(client).offsets() == [0, 1, 2]
+
+
+def test_the_marks_of_invalid_requests_go_with_the_low_water_mark(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
+    other = 2 * SEGMENT
+    store(index, 0, other + 1, {1: bad, other: bad})
+    index.settle(Settlement({1: None}, 2, mark=Mark(other - 1, 1, [])))
+    assert held(client).offsets() == [other]
+    raw: Any = client
+    assert raw.hkeys(PREFIX + "invalid") == [b"2"]
 
 
 def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: redis.Redis) -> None:

@@ -341,7 +341,11 @@ BUGS = (
     Bug(
         "skip-left",
         "Recovery keeps `skip` when it empties an index.",
-        (Change("index/command_builder.py", "keys.cold, keys.skip, keys", "keys.cold, keys"),),
+        (
+            Change(
+                "index/command_builder.py", "keys.invalid, keys.skip, keys", "keys.invalid, keys"
+            ),
+        ),
         ("Redis put back to before a trim",),
     ),
     Bug(
@@ -967,8 +971,8 @@ BUGS = (
         (
             Change(
                 "core/due_batch.py",
-                "            elif read_bytes > MOST_LETTER_BYTES and offset != start:\n",
-                "            elif False:\n",
+                "            if read_bytes > MOST_LETTER_BYTES and offset != near[0]:\n",
+                "            if False:\n",
             ),
         ),
         (),
@@ -980,12 +984,90 @@ BUGS = (
         (
             Change(
                 "core/due_batch.py",
-                "        offsets = sorted(offset for offset, entry in self.dead.items() if is_in_kafka(entry))\n",
-                "        offsets = sorted(offset for offset, entry in self.dead.items() if entry.left_bytes)\n",
+                "            elif offset - start > MOST_LETTER_SPAN:\n",
+                "            elif False:\n",
             ),
         ),
         (),
         ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "invalid-records-in-redis",
+        "Intake stores a payload for each large invalid request. A million of them fill 500 MB of Redis.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "return type(put) is Entry and put.is_in_its_record\n",
+                "return False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "invalid-records-are-pending",
+        "A request without a payload counts as pending, also if it is invalid: a cancel ends its dead letter.",
+        (
+            Change(
+                "index/lookups.py",
+                "and (offset not in invalid if entry is None else entry.reason is None),\n",
+                "and (entry is None or entry.reason is None),\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "invalid-records-read-at-once",
+        "Dispatch reads the records of all invalid requests of a batch from Kafka at once.",
+        (
+            Change(
+                "core/triage.py",
+                "self.journal.first_records(near, MOST_LETTER_BYTES)\n",
+                "self.journal.first_records(near, 1 << 62)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "invalid-for-ever",
+        "The marks of invalid requests stay in Redis after these have ended.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "if int(one) < mark.requests // SEGMENT]:\n",
+                "if int(one) < 0]:\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "look-ups-fetch-a-megabyte",
+        "To read one record, the client fetches and decompresses a megabyte: each dead letter costs as much.",
+        (
+            Change(
+                "journal/partition_reader.py",
+                "LOOK_UP_BYTES if self.prefetched == 1 else AHEAD_BYTES",
+                "AHEAD_BYTES",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "batches-of-any-size",
+        "Intake reads 4,000 records before it stores one, whatever their size. The records of others wait.",
+        (
+            Change(
+                "journal/request_reader.py",
+                "while len(messages) < self._most and size < MOST_BYTES:\n",
+                "while len(messages) < self._most:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
     ),
     Bug(
         "silence-of-aborted-records",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 
 import pytest
 import redis
@@ -18,7 +19,7 @@ REFUSED = 1_000_000 if AT_LENGTH else 3_000
 GARBAGE = b"{" * 100_000
 GOOD, GOOD_S = (3000, 6.0) if AT_LENGTH else (1000, 3.0)
 FROM_S = 2.0
-# About 500 per second: each record is read from Kafka a second time for its dead letter.
+# About 1,000 per second: each record is read from Kafka a second time for its dead letter.
 ENDED_S = 3600 if AT_LENGTH else 600
 MOST_BYTES = 200_000_000 if AT_LENGTH else 50_000_000
 MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
@@ -102,4 +103,4 @@ def test_large_invalid_requests_neither_fill_redis_nor_delay_others(world: World
         f"p99 {calm} ms before, {sorted(seen)} ms beside"
     )
     assert max(used) < MOST_BYTES
-    assert min(seen) <= max(MOST * calm, MOST_MS)
+    assert median(seen) <= max(MOST * calm, MOST_MS)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count as numbers
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core import delivery_transaction, parking
+from blackbox.core import delivery_transaction, lost_payload, parking
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.dispatched import Dispatched
 from blackbox.core.due_batch import (
@@ -63,7 +64,7 @@ from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits
 from blackbox.rules.file import RulesFile
 from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
+from tests.fakes import FakeFormat, FakeJournal, FakeTargets, FakeWriter, record
 
 LETTERS = "dead-letters"
 UNKNOWN = (Reason.UNKNOWN_TOPIC, "the topic 'orders' does not exist; create it")
@@ -78,11 +79,11 @@ def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: F
         names = {"batch_limit", "counted", "cluster"} & settings.keys()
         own = {name: settings.pop(name) for name in names}
         settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
+        settings.setdefault("reread", reread)
         triage = Triage(
             shard=SHARD,
             targets=targets,
             journal=journal,
-            reread=lambda kept: Entry("orders", b"read again", kept.timestamp_ms),
             dead_letter_topic=LETTERS,
             **settings,
         )
@@ -118,6 +119,12 @@ def to(target: str = "orders", due_ms: int = NOW_MS, **more: Any) -> Entry:
 
 def invalid() -> Entry:
     return refused_entry(record(0, b"{"), Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS)
+
+
+def reread(kept: Record, was_invalid: bool) -> Entry:
+    if was_invalid:
+        return refused_entry(kept, NO_JSON, kept.timestamp_ms)
+    return Entry("orders", b"read again", kept.timestamp_ms)
 
 
 def letter(writer: FakeWriter, offset: int) -> Outgoing:
@@ -1742,6 +1749,7 @@ def test_a_dead_letter_that_the_broker_always_refuses_is_sent_in_a_smaller_form(
 
 LARGE = record(0, b"{" * (MOST_REFUSED_BYTES + 1))
 NO_JSON = Invalid(Reason.NOT_JSON, "no JSON")
+OVER_QUOTA = Invalid(Reason.QUOTA, "too many")
 
 
 def test_a_large_invalid_record_is_complete_in_its_dead_letter_and_not_in_redis(
@@ -1749,10 +1757,11 @@ def test_a_large_invalid_record_is_complete_in_its_dead_letter_and_not_in_redis(
 ) -> None:
     pend(refused_entry(LARGE, NO_JSON, NOW_MS))
     journal.request_records[0] = LARGE
-    assert len(held(client).payloads[0]) < 200
+    assert held(client).payloads == {}
 
     dispatch.tick(NOW_MS)
 
+    assert held(client).due == []
     assert letter(writer, 0).value == LARGE.value
     assert ("CALLER_SERVICE", b"shop") in letter(writer, 0).headers
     assert told(letter(writer, 0)) == (Reason.NOT_JSON, "no JSON")
@@ -1773,12 +1782,15 @@ def test_a_large_record_with_a_forged_header_is_dead_lettered_unchanged(
 def test_a_dead_letter_says_if_its_record_is_gone(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
-    pend(refused_entry(LARGE, NO_JSON, NOW_MS))
-    journal.request_records[0] = None
+    pend(refused_entry(LARGE, OVER_QUOTA, NOW_MS), refused_entry(LARGE, NO_JSON, NOW_MS))
+    journal.request_records[:] = [None, None]
 
     dispatch.tick(NOW_MS)
 
-    assert told(letter(writer, 0)) == (Reason.NOT_JSON, f"no JSON; {RECORD_GONE}")
+    assert told(letter(writer, 0)) == (Reason.QUOTA, f"too many; {RECORD_GONE}")
+    reason, detail = told(letter(writer, 1))
+    assert reason == Reason.PAYLOAD_LOST
+    assert "invalid request is no longer in Kafka" in str(detail)
 
 
 def test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record(
@@ -1828,7 +1840,7 @@ def test_large_records_are_read_before_the_transaction_up_to_a_limit(
     client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = refused_entry(LARGE, NO_JSON, NOW_MS)._replace(left_bytes=MOST_LETTER_BYTES * 2 // 5)
+    entry = refused_entry(LARGE, OVER_QUOTA, NOW_MS)._replace(left_bytes=MOST_LETTER_BYTES * 2 // 5)
     pend(*[entry] * 5)
     journal.request_records[:] = [LARGE._replace(offset=offset) for offset in range(5)]
     read, records = list[tuple[int, ...]](), journal.records
@@ -1851,6 +1863,48 @@ def test_large_records_are_read_before_the_transaction_up_to_a_limit(
     assert held(client).due == []
 
 
+def test_large_invalid_records_are_read_once_up_to_a_limit(
+    dispatch: Dispatch,
+    pend: Pend,
+    writer: FakeWriter,
+    journal: FakeJournal,
+    client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = record(0, b"{" * (MOST_LETTER_BYTES * 2 // 5))
+    pend(*[refused_entry(large, NO_JSON, NOW_MS)] * 5)
+    journal.request_records[:] = [large._replace(offset=offset) for offset in range(5)]
+    again, written = list[int](), list[int]()
+
+    def read_again(offsets: Iterable[int]) -> dict[int, Record]:
+        again.extend(offsets)
+        return {}
+
+    monkeypatch.setattr(journal, "records", read_again)
+    for _ in range(2):
+        dispatch.tick(NOW_MS)
+        written.append(len(writer.committed))
+
+    assert written == [3, 5]
+    assert again == []
+    assert held(client).due == []
+
+
+def test_a_large_record_that_was_invalid_is_not_delivered_after_a_change_of_settings(
+    make: Make, pend: Pend, writer: FakeWriter, journal: FakeJournal
+) -> None:
+    pend(refused_entry(LARGE, NO_JSON, NOW_MS))
+    journal.request_records[0] = LARGE
+    valid = FakeFormat({0: Request("orders", b"m", NOW_MS, None, [], None, None, None)})
+
+    make(reread=partial(lost_payload.reread, valid)).tick(NOW_MS)
+
+    reason, detail = told(letter(writer, 0))
+    assert reason == Reason.REFUSED
+    assert "is valid by the settings of now" in str(detail)
+    assert writer.sent_to("orders") == []
+
+
 def test_a_dead_letter_has_the_largest_form_that_its_topic_accepts(
     dispatch: Dispatch,
     pend: Pend,
@@ -1871,13 +1925,19 @@ def test_a_dead_letter_has_the_largest_form_that_its_topic_accepts(
 
 
 def test_dead_letters_of_large_records_are_parked_while_their_topic_is_missing(
-    dispatch: Dispatch, index: ShardIndex, targets: FakeTargets, client: Any
+    dispatch: Dispatch,
+    index: ShardIndex,
+    targets: FakeTargets,
+    journal: FakeJournal,
+    client: Any,
 ) -> None:
     places = [n * 2 * MOST_LETTER_SPAN for n in range(3)]
     store(index, 0, places[-1] + 1, dict.fromkeys(places, refused_entry(LARGE, NO_JSON, NOW_MS)))
+    journal.request_records[:] = [LARGE._replace(offset=o) for o in range(places[-1] + 1)]
     targets.refusals[LETTERS] = UNKNOWN
 
-    dispatch.tick(NOW_MS)
+    for pause_ms in (0, 50, 100):
+        dispatch.tick(NOW_MS + pause_ms)
 
     assert {band_at(score) for score, _ in held(client).due} == {next(bands_of(parking.LETTERS))}
 
@@ -1897,7 +1957,9 @@ def test_a_request_reread_with_a_later_due_time_does_not_delay_others(
     assert writer.not_before_ms == NOW_MS
 
 
+@pytest.mark.parametrize("why", [NO_JSON, OVER_QUOTA], ids=["without payload", "with payload"])
 def test_large_records_with_distant_offsets_are_read_one_at_a_time(
+    why: Invalid,
     dispatch: Dispatch,
     index: ShardIndex,
     writer: FakeWriter,
@@ -1906,7 +1968,7 @@ def test_large_records_with_distant_offsets_are_read_one_at_a_time(
 ) -> None:
     """A thousand reads before a transaction would delay the other messages in it."""
     places = [0, MOST_LETTER_SPAN, MOST_LETTER_SPAN + 1, 3 * MOST_LETTER_SPAN]
-    entry = refused_entry(LARGE, NO_JSON, NOW_MS)
+    entry = refused_entry(LARGE, why, NOW_MS)
     good = places[-1] + 1
     store(index, 0, good + 1, dict.fromkeys(places, entry) | {good: to()})
     journal.request_records[:] = [LARGE._replace(offset=o) for o in range(good + 1)]
