@@ -1,26 +1,28 @@
-"""The live reader of request topics: one consumer for all shards of a process."""
+"""The live reader of request topics: all shards of a process, with one consumer or two."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.core.plan import Batch
 from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, read_right
 from blackbox.journal.message_conversion import leader_epochs, read_records
+from blackbox.journal.request_client import MOST_BYTES, RequestClient
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 
 FIRST_RECORD_S = 0.5
-PATIENCE_S = 5.0
-# A batch of 4,000 records of 1 MB would take 4 GB: its size is looked at after each so many records.
-AT_ONCE, MOST_BYTES = 100, 16_000_000
+# The same with a second consumer, which is asked in turn.
+IN_TURN_S = 0.02
+# How long nothing is read apart before its shards are read together with the others again.
+APART_S = 10.0
 
 
 class Lost(RecoveryRequired):
@@ -34,16 +36,20 @@ class Lost(RecoveryRequired):
 class RequestReader:
     """Reads the shards that were started, each from its own position on.
 
+    A shard whose records fill a batch by their size is read apart, by a second consumer: a consumer
+    returns records in the order in which it fetched them, so all other shards would wait behind it.
+
     `start`, `stop`, `pause` and `resume` may be called from any thread. They take effect at the start
     of the next `read`, so no batch comes from an abandoned position.
     """
 
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
         self._access = access
-        self._open()
+        self._together = RequestClient(access)
+        self._apart: RequestClient | None = None
+        self._read_apart_s = 0.0
         self._most = most_records
         self._gather_s = gather_s
-        self._positions: dict[Shard, int] = {}
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._paused = False
 
@@ -62,104 +68,120 @@ class RequestReader:
         self._asked.put(lambda: self._pause(False))
 
     def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
-        """Wait up to 0.5 s for a record, then gather more for `gather_s`, up to about 16 MB.
+        """Wait up to 0.5 s for a record, then gather more for `gather_s`; up to about 16 MB of each consumer.
 
         Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
         only records that are already fetched.
         """
         while not self._asked.empty():  # only this thread takes from it
             self._asked.get()()
-        if self._monitor.is_lost:
-            self._open_again()
-        before = dict(self._positions)
+        before = [(shard, at) for client in self._clients for shard, at in client.positions.items()]
         try:
-            first = self._consumer.poll(FIRST_RECORD_S if wait else 0)
-            if first is None:
-                return {}, []
-            return self._batches(self._gathered(first, self._gather_s if wait else 0))
+            found, crowding = self._messages(wait)
+            batches, lost = self._batches(found)
+            for shard in crowding:
+                self._set_apart(shard)
+            self._end_apart_if_quiet()
         except BaseException as error:
-            for shard, offset in before.items():
+            for shard, offset in before:
                 self.start(shard, offset)  # records that were taken and not returned are read again
             if isinstance(error, KafkaException):
                 raise journal_error(error, "cannot read request topics") from None
             raise
+        return batches, lost
 
     def close(self) -> None:
-        self._consumer.close()
+        for client in self._clients:
+            client.close()
 
-    def _gathered(self, first: Message, gather_s: float) -> list[Message]:
-        messages, size = [first], len(first)
-        ends_s = time.monotonic() + gather_s
-        while len(messages) < self._most and size < MOST_BYTES:
-            at_most = min(AT_ONCE, self._most - len(messages))
-            more = self._consumer.consume(at_most, timeout=max(0.0, ends_s - time.monotonic()))
-            if not more:
-                break
-            messages += more
-            size += sum(map(len, more))
-        return messages
+    @property
+    def _clients(self) -> list[RequestClient]:
+        return [self._together] if self._apart is None else [self._together, self._apart]
 
-    def _open(self) -> None:
-        # By default, a client whose queue was full fetches again only after a second.
-        self._consumer, self._monitor = self._access.watched_consumer(
-            PATIENCE_S, **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
-        )
+    def _messages(self, wait: bool) -> tuple[dict[Shard, list[Message]], list[Shard]]:
+        """What can be read, and the shards that are to be read apart from now on."""
+        wait_s = FIRST_RECORD_S if self._apart is None else IN_TURN_S
+        gather_s = self._gather_s if wait else 0
+        messages, is_cut = self._together.read(self._most, wait_s if wait else 0, gather_s)
+        found = _by_shard(messages)
+        crowding = [shard for shard in found if _size(found[shard]) > MOST_BYTES / 2]
+        if self._apart is not None:
+            apart, _ = self._apart.read(self._most, 0, 0)
+            found |= _by_shard(apart)
+            if apart:
+                self._read_apart_s = time.monotonic()
+        return found, crowding if is_cut else []
 
-    def _open_again(self) -> None:
-        logger.warning(
-            "reading requests: no connection for a while; replacing the client, which knew %s",
-            self._monitor.known,
-        )
-        self._consumer.close()
-        self._open()
-        positions, self._positions = self._positions, {}
-        for shard, offset in positions.items():
-            self._start(shard, offset)
+    def _set_apart(self, shard: Shard) -> None:
+        if shard not in self._together.positions:
+            return
+        if self._apart is None:
+            self._apart = RequestClient(self._access)
+            self._apart.pause(self._paused)
+        logger.info("%s: many large records; reading them apart from other shards", shard)
+        self._move(shard, self._together, self._apart)
+        self._read_apart_s = time.monotonic()
 
-    def _batches(self, messages: list[Message]) -> tuple[dict[Shard, Batch], list[Lost]]:
-        by_shard: dict[tuple[str | None, int | None], list[Message]] = {}
-        for message in messages:
-            by_shard.setdefault((message.topic(), message.partition()), []).append(message)
+    def _end_apart_if_quiet(self) -> None:
+        if self._apart is None or time.monotonic() < self._read_apart_s + APART_S:
+            return
+        for shard in list(self._apart.positions):
+            self._move(shard, self._apart, self._together)
+        self._apart.close()
+        self._apart = None
+
+    def _move(self, shard: Shard, source: RequestClient, to: RequestClient) -> None:
+        offset = source.positions[shard]
+        source.stop(shard)
+        to.start(shard, offset)
+
+    def _batches(
+        self, by_shard: dict[Shard, list[Message]]
+    ) -> tuple[dict[Shard, Batch], list[Lost]]:
         batches: dict[Shard, Batch] = {}
         lost: list[Lost] = []
-        for (topic, partition), found in by_shard.items():
-            if topic is None or partition is None:
-                continue
-            shard = Shard(topic, partition)
+        for shard, found in by_shard.items():
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
-                why = explained(error, read_right(error, topic, self._access.group_id))
+                why = explained(error, read_right(error, shard.topic, self._access.group_id))
                 logger.warning("%s: %s; continuing to read", shard, why)
             read = [m for m in found if m.error() is None] if errors else found
             records = read_records(read)
+            client = next((one for one in self._clients if shard in one.positions), None)
             if any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))
-            elif records and shard in self._positions:
+            elif records and client is not None:
                 # Not the first record's offset: transaction markers leave gaps before it.
-                start, end = self._positions[shard], records[-1].offset + 1
-                self._positions[shard] = end
+                start, end = client.positions[shard], records[-1].offset + 1
+                client.positions[shard] = end
                 batches[shard] = Batch(start, end, records, leader_epochs(read))
         return batches, lost
 
     def _start(self, shard: Shard, offset: int) -> None:
         self._stop(shard)
-        at = TopicPartition(shard.topic, shard.partition, offset)
-        self._consumer.incremental_assign([at])
-        self._positions[shard] = offset
-        if self._paused:  # `_pause` paused only the partitions that were assigned at that moment
-            self._consumer.pause([TopicPartition(shard.topic, shard.partition)])
+        self._together.start(shard, offset)
 
     def _stop(self, shard: Shard) -> None:
-        if self._positions.pop(shard, None) is not None:
-            self._consumer.incremental_unassign([TopicPartition(shard.topic, shard.partition)])
+        for client in self._clients:
+            client.stop(shard)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
-        everywhere = [TopicPartition(shard.topic, shard.partition) for shard in self._positions]
-        if paused:
-            self._consumer.pause(everywhere)
-        else:
-            self._consumer.resume(everywhere)
+        for client in self._clients:
+            client.pause(paused)
+
+
+def _by_shard(messages: Iterable[Message]) -> dict[Shard, list[Message]]:
+    found: dict[Shard, list[Message]] = {}
+    for message in messages:
+        topic, partition = message.topic(), message.partition()
+        if topic is not None and partition is not None:
+            found.setdefault(Shard(topic, partition), []).append(message)
+    return found
+
+
+def _size(messages: Iterable[Message]) -> int:
+    return sum(len(message) for message in messages if message.error() is None)
 
 
 def _is_final(error: KafkaError) -> bool:

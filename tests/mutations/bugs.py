@@ -136,7 +136,7 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "                start, end = self._positions[shard], records[-1].offset + 1\n",
+                "                start, end = client.positions[shard], records[-1].offset + 1\n",
                 "                start, end = records[0].offset, records[-1].offset + 1\n",
             ),
             Change(
@@ -1061,9 +1061,22 @@ BUGS = (
         "Intake reads 4,000 records before it stores one, whatever their size. The records of others wait.",
         (
             Change(
+                "journal/request_client.py",
+                "while len(messages) < most and size < MOST_BYTES:\n",
+                "while len(messages) < most:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "all-in-one-queue",
+        "A consumer reads all shards of a process together: records wait behind the large ones of another shard.",
+        (
+            Change(
                 "journal/request_reader.py",
-                "while len(messages) < self._most and size < MOST_BYTES:\n",
-                "while len(messages) < self._most:\n",
+                "return found, crowding if is_cut else []\n",
+                "return found, []\n",
             ),
         ),
         (),

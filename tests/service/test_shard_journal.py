@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal import kafka_access as access_module
-from blackbox.journal import request_reader
+from blackbox.journal import request_client, request_reader
 from blackbox.journal.kafka_access import KafkaAccess, produce
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.ranges import Range, read_ranges
@@ -256,8 +256,8 @@ def test_a_batch_starts_at_the_offset_it_was_read_from(world: World, shard: Shar
 def test_a_batch_of_large_records_ends_at_a_size(
     world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_reader, "AT_ONCE", 2)
-    monkeypatch.setattr(request_reader, "MOST_BYTES", 300_000)
+    monkeypatch.setattr(request_client, "AT_ONCE", 2)
+    monkeypatch.setattr(request_client, "MOST_BYTES", 300_000)
     for _ in range(10):
         world.send_raw(os.urandom(100_000), partition=0)
     world.flush()
@@ -270,6 +270,46 @@ def test_a_batch_of_large_records_ends_at_a_size(
     reader.close()
     # The first record, then two at a time.
     assert batches == [3, 3, 3, 1]
+
+
+def test_records_do_not_wait_for_the_large_ones_of_another_shard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_reader, "APART_S", 0.5)
+    flood = Producer(
+        {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
+    )
+    for _ in range(4000):
+        flood.produce(world.requests, b"{" * 100_000, partition=0)
+        flood.poll(0.001 if len(flood) > 100 else 0)
+    assert flood.flush(30) == 0
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=4000, gather_s=0.005)
+    large, small = Shard(world.requests, 0), Shard(world.requests, 1)
+    for shard in (large, small):
+        reader.start(shard, 0)
+    read = {large: 0, small: 0}
+
+    def read_until(shard: Shard, position: int) -> None:
+        while read[shard] < position:
+            batches, lost = reader.read()
+            assert not lost
+            for found, batch in batches.items():
+                assert batch.start == read[found]
+                read[found] = batch.end
+
+    read_until(large, 1)
+    world.send_raw(b"small", partition=1)
+    world.flush()
+    read_until(small, 1)
+    assert read[large] < 2500
+    read_until(large, 4000)
+    for _ in range(2):  # while it is read apart, and together with the others again
+        world.send_raw(b"more", partition=0)
+        world.flush()
+        read_until(large, read[large] + 1)
+        until("it is read together", lambda: not reader.read()[0] and len(reader._clients) == 1)
+    reader.close()
 
 
 def test_batches_are_consecutive_over_aborted_transactions(
