@@ -211,7 +211,7 @@ class Ends:
         if self._watcher is None:
             self._watcher, self._monitor = self._access.watched_consumer(
                 PATIENCE_S,
-                **{
+                {
                     # Only whether there is a record matters: fetch as little as possible.
                     "fetch.message.max.bytes": 1,
                     "queued.min.messages": 1,

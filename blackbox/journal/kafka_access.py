@@ -21,6 +21,9 @@ Answer = TypeVar("Answer")
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
 POLL_S = 0.1
+# Of one shard. The client decompresses all that it fetched before it returns a record: 64 KiB may become
+# 16 MB if they are lz4, and 300 MB if they are zstd.
+FETCH_BYTES = 65_536
 
 # The guarantees depend on these; `KafkaAccess.check` refuses them in the operator's file.
 FIXED_SETTINGS = (
@@ -123,11 +126,25 @@ class KafkaAccess:
         """An admin client; asking it about a topic never creates the topic."""
         return AdminClient(self._with({"allow.auto.create.topics": False}), logger=logger)
 
-    def watched_consumer(self, patience_s: float, **own: Any) -> tuple[Consumer, ConnectionMonitor]:
-        """A long-lived consumer, and what reports when it has lost its connection."""
+    def watched_consumer(
+        self,
+        patience_s: float,
+        own: Mapping[str, Any],
+        also: Callable[[str], None] | None = None,
+    ) -> tuple[Consumer, ConnectionMonitor]:
+        """A long-lived consumer with settings of its `own`, and what reports when it has lost its connection.
+
+        `also` is called with each of the consumer's statistics.
+        """
         monitor = ConnectionMonitor(patience_s)
-        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": monitor}
-        return self.consumer(**watched | own), monitor
+
+        def observe(statistics: str) -> None:
+            monitor(statistics)
+            if also is not None:
+                also(statistics)
+
+        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": observe}
+        return self.consumer(**watched | dict(own)), monitor
 
     def fetching_consumer(self, **own: Any) -> tuple[Consumer, FetchProgress]:
         """A consumer, and what shows its progress even while it returns no messages."""

@@ -132,7 +132,7 @@ class Membership:
     def _open(self) -> None:
         self._consumer, self._monitor = self.access.watched_consumer(
             PATIENCE_S,
-            **{
+            {
                 # A rebalance revokes only the shards that move; the others stay open.
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 6_000,  # the minimum that brokers allow by default

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.core.plan import Binding, Bounds, stretches
 from blackbox.journal.kafka_access import (
+    FETCH_BYTES,
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     journal_error,
@@ -31,9 +32,6 @@ from blackbox.records.errors import JournalLost, JournalSilent
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
-# The client decompresses all that it fetches before it returns a record: a megabyte of lz4, its default,
-# may become 250 MB. However small the limit, a broker returns a whole record batch.
-LOOK_UP_BYTES, AHEAD_BYTES = 65_536, 1_048_576
 SILENCE_S = 15.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
@@ -228,7 +226,8 @@ class PartitionReader:
             # At the end of a partition, every read waits this long for records that do not come.
             "fetch.wait.max.ms": 20,
             "queued.min.messages": self.prefetched,
-            "fetch.message.max.bytes": LOOK_UP_BYTES if self.prefetched == 1 else AHEAD_BYTES,
+            # However small this is, a broker returns a whole record batch.
+            "fetch.message.max.bytes": FETCH_BYTES,
             "fetch.queue.backoff.ms": 1,
         }
 

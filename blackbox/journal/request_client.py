@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
+import orjson
 from confluent_kafka import Message, TopicPartition
 
-from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.kafka_access import FETCH_BYTES, KafkaAccess
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -15,6 +16,34 @@ logger = logging.getLogger("blackbox.journal")
 PATIENCE_S = 5.0
 # A batch of 4,000 records of 1 MB would take 4 GB: its size is looked at after each so many records.
 AT_ONCE, MOST_BYTES = 100, 16_000_000
+
+
+class StarvedShards:
+    """A consumer's `stats_cb` that finds shards whose next records are not fetched.
+
+    A broker returns a record batch that is larger than a fetch only for the first shard of a request,
+    and a consumer that is always busy always begins with the same one.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[Shard] = set()
+        self._fetched: dict[Shard, int] = {}
+        self._waiting: set[Shard] = set()
+
+    def __call__(self, statistics: str) -> None:
+        fetched: dict[Shard, int] = {}
+        waiting: set[Shard] = set()
+        for topic, about in orjson.loads(statistics)["topics"].items():
+            for number, partition in about["partitions"].items():
+                shard, next_offset = Shard(topic, int(number)), int(partition["next_offset"])
+                fetched[shard] = next_offset
+                is_read = partition["fetch_state"] == "active"
+                if is_read and 0 <= next_offset < int(partition["ls_offset"]):
+                    waiting.add(shard)
+        same = {shard for shard, offset in fetched.items() if self._fetched.get(shard) == offset}
+        # If no shard progresses, this process or the broker is slow.
+        self.found = same & waiting & self._waiting if len(same) < len(fetched) else set()
+        self._fetched, self._waiting = fetched, waiting
 
 
 class RequestClient:
@@ -29,6 +58,11 @@ class RequestClient:
         self._paused = False
         self.positions: dict[Shard, int] = {}
         self._open()
+
+    @property
+    def starved(self) -> set[Shard]:
+        """The shards that have had records for a while, none of which was fetched although others' were."""
+        return self._starved.found & self.positions.keys()
 
     def start(self, shard: Shard, offset: int) -> None:
         self.stop(shard)
@@ -50,15 +84,15 @@ class RequestClient:
         else:
             self._consumer.resume(everywhere)
 
-    def read(self, most: int, wait_s: float, gather_s: float) -> tuple[list[Message], bool]:
+    def read(self, most: int, wait_s: float, gather_s: float) -> list[Message]:
         """Wait up to `wait_s` for a message, then for more as long as `gather_s` says.
 
-        Returns at most `most` messages of about 16 MB, and whether it was their size that ended the read.
+        Returns at most `most` messages, of about 16 MB.
         """
         self._replace_if_lost()
         first = self._consumer.poll(wait_s)
         if first is None:
-            return [], False
+            return []
         messages, size = [first], len(first)
         ends_s = time.monotonic() + gather_s
         while len(messages) < most and size < MOST_BYTES:
@@ -68,15 +102,22 @@ class RequestClient:
                 break
             messages += more
             size += sum(map(len, more))
-        return messages, size >= MOST_BYTES
+        return messages
 
     def close(self) -> None:
         self._consumer.close()
 
     def _open(self) -> None:
-        # By default, a client whose queue was full fetches again only after a second.
+        self._starved = StarvedShards()
         self._consumer, self._monitor = self._access.watched_consumer(
-            PATIENCE_S, **{"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 65536}
+            PATIENCE_S,
+            {
+                "fetch.message.max.bytes": FETCH_BYTES,
+                "queued.max.messages.kbytes": MOST_BYTES // 1000,
+                # By default, a client whose queue was full fetches again only after a second.
+                "fetch.queue.backoff.ms": 5,
+            },
+            self._starved,
         )
 
     def _replace_if_lost(self) -> None:

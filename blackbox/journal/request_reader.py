@@ -1,10 +1,11 @@
-"""The live reader of request topics: all shards of a process, with one consumer or two."""
+"""The live reader of request topics: all shards of a process, most of them with one consumer."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -19,10 +20,12 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.journal")
 
 FIRST_RECORD_S = 0.5
-# The same with a second consumer, which is asked in turn.
+# The same while shards are read apart, and are asked in turn.
 IN_TURN_S = 0.02
-# How long nothing is read apart before its shards are read together with the others again.
+# How long nothing is read of a shard that is read apart before it is read together with the others again.
 APART_S = 10.0
+# Each has a consumer of its own, with a few threads and connections.
+MOST_APART = 4
 
 
 class Lost(RecoveryRequired):
@@ -33,11 +36,21 @@ class Lost(RecoveryRequired):
         self.shard = shard
 
 
+@dataclass(slots=True)
+class _Apart:
+    """A shard that is read apart, and the times (monotonic, in s) at which this began, and records were read."""
+
+    client: RequestClient
+    began_s: float
+    read_s: float
+
+
 class RequestReader:
     """Reads the shards that were started, each from its own position on.
 
-    A shard whose records fill a batch by their size is read apart, by a second consumer: a consumer
-    returns records in the order in which it fetched them, so all other shards would wait behind it.
+    Up to four shards are read apart, each by a consumer of its own: those with many large records,
+    because a consumer returns records in the order in which it fetched them, so all other shards would
+    wait; and those whose record batches are larger than a fetch, which would wait for all others.
 
     `start`, `stop`, `pause` and `resume` may be called from any thread. They take effect at the start
     of the next `read`, so no batch comes from an abandoned position.
@@ -46,8 +59,7 @@ class RequestReader:
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
         self._access = access
         self._together = RequestClient(access)
-        self._apart: RequestClient | None = None
-        self._read_apart_s = 0.0
+        self._apart: dict[Shard, _Apart] = {}
         self._most = most_records
         self._gather_s = gather_s
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -77,11 +89,9 @@ class RequestReader:
             self._asked.get()()
         before = [(shard, at) for client in self._clients for shard, at in client.positions.items()]
         try:
-            found, crowding = self._messages(wait)
-            batches, lost = self._batches(found)
-            for shard in crowding:
-                self._set_apart(shard)
-            self._end_apart_if_quiet()
+            messages = self._messages(wait)
+            batches, lost = self._batches(messages)
+            self._rearrange(messages)
         except BaseException as error:
             for shard, offset in before:
                 self.start(shard, offset)  # records that were taken and not returned are read again
@@ -96,44 +106,50 @@ class RequestReader:
 
     @property
     def _clients(self) -> list[RequestClient]:
-        return [self._together] if self._apart is None else [self._together, self._apart]
+        return [self._together, *(apart.client for apart in self._apart.values())]
 
-    def _messages(self, wait: bool) -> tuple[dict[Shard, list[Message]], list[Shard]]:
-        """What can be read, and the shards that are to be read apart from now on."""
-        wait_s = FIRST_RECORD_S if self._apart is None else IN_TURN_S
+    def _messages(self, wait: bool) -> dict[Shard, list[Message]]:
+        wait_s = IN_TURN_S if self._apart else FIRST_RECORD_S
         gather_s = self._gather_s if wait else 0
-        messages, is_cut = self._together.read(self._most, wait_s if wait else 0, gather_s)
-        found = _by_shard(messages)
-        crowding = [shard for shard in found if _size(found[shard]) > MOST_BYTES / 2]
-        if self._apart is not None:
-            apart, _ = self._apart.read(self._most, 0, 0)
-            found |= _by_shard(apart)
-            if apart:
-                self._read_apart_s = time.monotonic()
-        return found, crowding if is_cut else []
+        found = _by_shard(self._together.read(self._most, wait_s if wait else 0, gather_s))
+        if self._apart:
+            # One at each call, so that others wait for at most one large batch; in turn.
+            shard = next(iter(self._apart))
+            apart = self._apart[shard] = self._apart.pop(shard)
+            if messages := apart.client.read(self._most, 0, 0):
+                found[shard] = messages
+                apart.read_s = time.monotonic()
+        return found
 
-    def _set_apart(self, shard: Shard) -> None:
-        if shard not in self._together.positions:
-            return
-        if self._apart is None:
-            self._apart = RequestClient(self._access)
-            self._apart.pause(self._paused)
-        logger.info("%s: many large records; reading them apart from other shards", shard)
-        self._move(shard, self._together, self._apart)
-        self._read_apart_s = time.monotonic()
+    def _rearrange(self, read: dict[Shard, list[Message]]) -> None:
+        """Choose which shards are read apart from now on; only once the positions are behind `read`."""
+        for shard, apart in list(self._apart.items()):
+            if time.monotonic() > apart.read_s + APART_S:
+                self._end_apart(shard)
+        together = self._together.positions
+        for shard in [one for one in read if one in together and _size(read[one]) > MOST_BYTES / 2]:
+            self._set_apart(shard, "many large records")
+        for shard in self._together.starved:
+            self._set_apart(shard, "record batches larger than a fetch")
 
-    def _end_apart_if_quiet(self) -> None:
-        if self._apart is None or time.monotonic() < self._read_apart_s + APART_S:
-            return
-        for shard in list(self._apart.positions):
-            self._move(shard, self._apart, self._together)
-        self._apart.close()
-        self._apart = None
+    def _set_apart(self, shard: Shard, why: str) -> None:
+        now_s = time.monotonic()
+        if len(self._apart) == MOST_APART:
+            longest = min(self._apart, key=lambda shard: self._apart[shard].began_s)
+            if now_s < self._apart[longest].began_s + APART_S:
+                return
+            self._end_apart(longest)
+        logger.info("%s: %s; reading it apart from other shards", shard, why)
+        client = RequestClient(self._access)
+        client.pause(self._paused)
+        client.start(shard, self._together.positions[shard])
+        self._together.stop(shard)
+        self._apart[shard] = _Apart(client, now_s, now_s)
 
-    def _move(self, shard: Shard, source: RequestClient, to: RequestClient) -> None:
-        offset = source.positions[shard]
-        source.stop(shard)
-        to.start(shard, offset)
+    def _end_apart(self, shard: Shard) -> None:
+        client = self._apart.pop(shard).client
+        self._together.start(shard, client.positions[shard])
+        client.close()
 
     def _batches(
         self, by_shard: dict[Shard, list[Message]]
@@ -162,8 +178,9 @@ class RequestReader:
         self._together.start(shard, offset)
 
     def _stop(self, shard: Shard) -> None:
-        for client in self._clients:
-            client.stop(shard)
+        self._together.stop(shard)
+        if (apart := self._apart.pop(shard, None)) is not None:
+            apart.client.close()
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused

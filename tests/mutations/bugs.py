@@ -1044,13 +1044,13 @@ BUGS = (
         ("tests/contract/test_shard_index.py",),
     ),
     Bug(
-        "look-ups-fetch-a-megabyte",
-        "To read one record, the client fetches and decompresses a megabyte: each dead letter costs as much.",
+        "fetches-of-a-megabyte",
+        "A client fetches a megabyte of each shard, and decompresses all of it before it returns a record.",
         (
             Change(
-                "journal/partition_reader.py",
-                "LOOK_UP_BYTES if self.prefetched == 1 else AHEAD_BYTES",
-                "AHEAD_BYTES",
+                "journal/kafka_access.py",
+                "FETCH_BYTES = 65_536\n",
+                "FETCH_BYTES = 1_048_576\n",
             ),
         ),
         (),
@@ -1075,8 +1075,34 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "return found, crowding if is_cut else []\n",
-                "return found, []\n",
+                "if one in together and _size(read[one]) > MOST_BYTES / 2]:\n",
+                "if False]:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "starved-shards-wait",
+        "A record batch that is larger than a fetch waits for the backlogs of all other shards.",
+        (
+            Change(
+                "journal/request_reader.py",
+                "        for shard in self._together.starved:\n",
+                "        for shard in ():\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "apart-for-ever",
+        "Shards that are read apart keep the only consumers for that; the next shard never gets one.",
+        (
+            Change(
+                "journal/request_reader.py",
+                "            self._end_apart(longest)\n",
+                "            return\n",
             ),
         ),
         (),

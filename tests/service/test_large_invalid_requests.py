@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ def written(world: World) -> Iterator[threading.Event]:
     settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
 
     def write() -> None:
+        # Of this thread and its client only: a caller has a machine of its own, and does not take
+        # the processor of the service.
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
         producer = Producer(settings | {"linger.ms": 20, "enable.idempotence": True})
         for _ in range(REFUSED):
             while len(producer) > 2000:

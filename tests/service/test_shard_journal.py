@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
+import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
@@ -30,6 +31,8 @@ from blackbox.records.request import Shard
 from tests.world import AT_LENGTH, World, read_all, until
 
 pytestmark = pytest.mark.service
+
+BACKLOG = 1_500_000
 
 NEWEST_ONLY = {
     "cleanup.policy": "compact",
@@ -310,6 +313,116 @@ def test_records_do_not_wait_for_the_large_ones_of_another_shard(
         read_until(large, read[large] + 1)
         until("it is read together", lambda: not reader.read()[0] and len(reader._clients) == 1)
     reader.close()
+
+
+def test_a_record_batch_larger_than_a_fetch_does_not_wait_for_the_backlog_of_another_shard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_module, "STATISTICS_MS", 200)
+    topic = f"{world.name}.large"
+    world.create(NewTopic(topic, 2, config={"max.message.bytes": "5000000"}))
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "linger.ms": 500}
+    backlog = Producer(settings | {"compression.type": "lz4"})
+    for _ in range(BACKLOG):
+        produce(backlog, topic, b"x" * 100, None, 0)
+    assert backlog.flush(30) == 0
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=1000, gather_s=0.005)
+    busy, other = Shard(topic, 0), Shard(topic, 1)
+    for shard in (busy, other):
+        reader.start(shard, 0)
+    read = {busy: 0, other: 0}
+
+    def read_some() -> None:
+        batches, lost = reader.read()
+        assert not lost
+        for shard, batch in batches.items():
+            assert batch.start == read[shard]
+            read[shard] = batch.end
+
+    while read[busy] < 1000:
+        read_some()
+    large = Producer(settings | {"message.max.bytes": 4_000_000, "batch.size": 4_000_000})
+    for _ in range(30):  # in one batch
+        large.produce(topic, os.urandom(100_000), partition=1)
+    assert large.flush(30) == 0
+    while read[other] < 30:
+        read_some()
+    assert read[busy] < BACKLOG
+    reader.close()
+
+
+def test_a_shard_of_which_nothing_is_fetched_is_read_apart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starved = Shard(world.requests, 1)
+    found = property(lambda client: {starved} & client.positions.keys())
+    monkeypatch.setattr(request_client.RequestClient, "starved", found)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=100, gather_s=0.005)
+    for partition in range(2):
+        reader.start(Shard(world.requests, partition), 0)
+    reader.read(wait=False)
+    assert [list(client.positions) for client in reader._clients] == [
+        [Shard(world.requests, 0)],
+        [starved],
+    ]
+    world.send_raw(b"x", partition=1)
+    world.flush()
+    assert len(until("it is read", lambda: reader.read()[0].get(starved)).records) == 1
+    reader.close()
+
+
+def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_reader, "MOST_BYTES", 1000)
+    monkeypatch.setattr(request_reader, "MOST_APART", 2)
+    monkeypatch.setattr(request_reader, "APART_S", 0.2)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=100, gather_s=0.005)
+    shards = [Shard(world.requests, partition) for partition in range(world.partitions)]
+    read = dict.fromkeys(shards, 0)
+    for shard in shards:
+        reader.start(shard, 0)
+    been_apart = set[Shard]()
+
+    def all_have_been_apart() -> bool:
+        for shard in shards:
+            world.send_raw(b"x" * 2000, partition=shard.partition)
+        world.flush()
+        for shard, batch in reader.read()[0].items():
+            assert batch.start == read[shard]
+            read[shard] = batch.end
+        apart = reader._clients[1:]
+        assert len(apart) <= 2
+        been_apart.update(shard for client in apart for shard in client.positions)
+        return been_apart == set(shards)
+
+    until("each shard has been read apart", all_have_been_apart)
+    reader.close()
+
+
+def test_small_batches_of_highly_compressed_records_do_not_fill_the_memory(
+    world: World, shard: Shard
+) -> None:
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "zstd"}
+    producer = Producer(settings | {"linger.ms": 500})
+    for _ in range(10_000):  # a gigabyte in 300 kB
+        produce(producer, world.requests, b"{" * 99_000, None, 0)
+    assert producer.flush(60) == 0
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=100, gather_s=0.005)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    reader.start(shard, 0)
+    position, most = 0, 0
+    while position < 10_000:
+        for batch in reader.read()[0].values():
+            position = batch.end
+        most = max(most, process.memory_info().rss - before)
+    reader.close()
+    assert most < 600_000_000
 
 
 def test_batches_are_consecutive_over_aborted_transactions(

@@ -1,0 +1,60 @@
+"""Shards that are not fetched, as a consumer's statistics show them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blackbox.journal.request_client import StarvedShards
+from blackbox.records.request import Shard
+
+BUSY, OTHER = Shard("TB", 0), Shard("TB", 1)
+
+
+def statistics(*partitions: tuple[int, int], state: str = "active") -> str:
+    """Statistics of TB with the next and the last stable offset of each partition."""
+    about = {
+        str(number): {"next_offset": at, "ls_offset": end, "fetch_state": state}
+        for number, (at, end) in enumerate(partitions)
+    }
+    about["-1"] = {"next_offset": 0, "ls_offset": -1001, "fetch_state": "none"}
+    return json.dumps({"topics": {"TB": {"partitions": about}}})
+
+
+def found(*told: str) -> set[Shard]:
+    shards = StarvedShards()
+    for one in told:
+        shards(one)
+    return shards.found
+
+
+def test_a_shard_with_records_of_which_none_is_fetched_is_starved() -> None:
+    assert found(statistics((100, 900), (5, 9)), statistics((200, 900), (5, 9))) == {OTHER}
+
+
+def test_it_is_not_once_it_is_fetched() -> None:
+    told = (statistics((100, 900), (5, 9)), statistics((200, 900), (5, 9)))
+    assert found(*told, statistics((300, 900), (9, 9))) == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(((100, 900), (9, 9)), ((200, 900), (9, 9)), id="no records"),
+        pytest.param(((100, 900), (9, 9)), ((200, 900), (9, 12)), id="its first records just came"),
+        pytest.param(((100, 900), (5, 9)), ((200, 900), (6, 9)), id="some are fetched"),
+        pytest.param(((100, 900), (5, 9)), ((100, 900), (5, 9)), id="nothing is fetched at all"),
+        pytest.param(((100, 900), (-1001, 9)), ((200, 900), (-1001, 9)), id="no offset yet"),
+        pytest.param(((100, 900), (5, -1001)), ((200, 900), (5, -1001)), id="no end known"),
+    ],
+)
+def test_other_shards_are_not(
+    first: tuple[tuple[int, int], ...], second: tuple[tuple[int, int], ...]
+) -> None:
+    assert found(statistics(*first), statistics(*second)) == set()
+
+
+def test_nor_are_shards_that_are_not_read() -> None:
+    told = [statistics((at, 900), (5, 9), state="stopped") for at in (100, 200)]
+    assert found(*told) == set()
