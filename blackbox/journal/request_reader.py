@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from blackbox.core.plan import Batch
 from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, read_right
 from blackbox.journal.message_conversion import leader_epochs, read_records
-from blackbox.journal.request_client import MOST_BYTES, RequestClient
+from blackbox.journal.request_client import RequestClient
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -48,9 +48,8 @@ class _Apart:
 class RequestReader:
     """Reads the shards that were started, each from its own position on.
 
-    Up to four shards are read apart, each by a consumer of its own: those with many large records,
-    because a consumer returns records in the order in which it fetched them, so all other shards would
-    wait; and those whose record batches are larger than a fetch, which would wait for all others.
+    Up to four shards are read apart, each by a consumer of its own: those of which nothing is fetched
+    beside the others.
 
     `start`, `stop`, `pause` and `resume` may be called from any thread. They take effect at the start
     of the next `read`, so no batch comes from an abandoned position.
@@ -89,9 +88,8 @@ class RequestReader:
             self._asked.get()()
         before = [(shard, at) for client in self._clients for shard, at in client.positions.items()]
         try:
-            messages = self._messages(wait)
-            batches, lost = self._batches(messages)
-            self._rearrange(messages)
+            batches, lost = self._batches(self._messages(wait))
+            self._rearrange()
         except BaseException as error:
             for shard, offset in before:
                 self.start(shard, offset)  # records that were taken and not returned are read again
@@ -121,25 +119,22 @@ class RequestReader:
                 apart.read_s = time.monotonic()
         return found
 
-    def _rearrange(self, read: dict[Shard, list[Message]]) -> None:
-        """Choose which shards are read apart from now on; only once the positions are behind `read`."""
+    def _rearrange(self) -> None:
+        """Choose which shards are read apart from now on. Their positions must be behind all that was read."""
         for shard, apart in list(self._apart.items()):
             if time.monotonic() > apart.read_s + APART_S:
                 self._end_apart(shard)
-        together = self._together.positions
-        for shard in [one for one in read if one in together and _size(read[one]) > MOST_BYTES / 2]:
-            self._set_apart(shard, "many large records")
         for shard in self._together.starved:
-            self._set_apart(shard, "record batches larger than a fetch")
+            self._set_apart(shard)
 
-    def _set_apart(self, shard: Shard, why: str) -> None:
+    def _set_apart(self, shard: Shard) -> None:
         now_s = time.monotonic()
         if len(self._apart) == MOST_APART:
             longest = min(self._apart, key=lambda shard: self._apart[shard].began_s)
             if now_s < self._apart[longest].began_s + APART_S:
                 return
             self._end_apart(longest)
-        logger.info("%s: %s; reading it apart from other shards", shard, why)
+        logger.info("%s: nothing is fetched beside other shards; reading it apart", shard)
         client = RequestClient(self._access)
         client.pause(self._paused)
         client.start(shard, self._together.positions[shard])
@@ -195,10 +190,6 @@ def _by_shard(messages: Iterable[Message]) -> dict[Shard, list[Message]]:
         if topic is not None and partition is not None:
             found.setdefault(Shard(topic, partition), []).append(message)
     return found
-
-
-def _size(messages: Iterable[Message]) -> int:
-    return sum(len(message) for message in messages if message.error() is None)
 
 
 def _is_final(error: KafkaError) -> bool:

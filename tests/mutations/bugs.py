@@ -1070,19 +1070,6 @@ BUGS = (
         ("tests/service/test_shard_journal.py",),
     ),
     Bug(
-        "all-in-one-queue",
-        "A consumer reads all shards of a process together: records wait behind the large ones of another shard.",
-        (
-            Change(
-                "journal/request_reader.py",
-                "if one in together and _size(read[one]) > MOST_BYTES / 2]:\n",
-                "if False]:\n",
-            ),
-        ),
-        (),
-        ("tests/service/test_shard_journal.py",),
-    ),
-    Bug(
         "starved-shards-wait",
         "A record batch that is larger than a fetch waits for the backlogs of all other shards.",
         (

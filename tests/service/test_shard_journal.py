@@ -276,9 +276,8 @@ def test_a_batch_of_large_records_ends_at_a_size(
 
 
 def test_records_do_not_wait_for_the_large_ones_of_another_shard(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    monkeypatch.setattr(request_reader, "APART_S", 0.5)
     flood = Producer(
         {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
     )
@@ -307,11 +306,6 @@ def test_records_do_not_wait_for_the_large_ones_of_another_shard(
     read_until(small, 1)
     assert read[large] < 2500
     read_until(large, 4000)
-    for _ in range(2):  # while it is read apart, and together with the others again
-        world.send_raw(b"more", partition=0)
-        world.flush()
-        read_until(large, read[large] + 1)
-        until("it is read together", lambda: not reader.read()[0] and len(reader._clients) == 1)
     reader.close()
 
 
@@ -376,7 +370,8 @@ def test_a_shard_of_which_nothing_is_fetched_is_read_apart(
 def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_reader, "MOST_BYTES", 1000)
+    starved = property(lambda client: set(client.positions) if len(client.positions) > 1 else set())
+    monkeypatch.setattr(request_client.RequestClient, "starved", starved)
     monkeypatch.setattr(request_reader, "MOST_APART", 2)
     monkeypatch.setattr(request_reader, "APART_S", 0.2)
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
@@ -389,7 +384,7 @@ def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_
 
     def all_have_been_apart() -> bool:
         for shard in shards:
-            world.send_raw(b"x" * 2000, partition=shard.partition)
+            world.send_raw(b"x", partition=shard.partition)
         world.flush()
         for shard, batch in reader.read()[0].items():
             assert batch.start == read[shard]
@@ -400,6 +395,8 @@ def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_
         return been_apart == set(shards)
 
     until("each shard has been read apart", all_have_been_apart)
+    monkeypatch.setattr(request_client.RequestClient, "starved", property(lambda client: set()))
+    until("all are read together", lambda: not reader.read()[0] and len(reader._clients) == 1)
     reader.close()
 
 
