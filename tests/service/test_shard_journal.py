@@ -275,9 +275,7 @@ def test_a_batch_of_large_records_ends_at_a_size(
     assert batches == [3, 3, 3, 1]
 
 
-def test_records_do_not_wait_for_the_large_ones_of_another_shard(
-    world: World,
-) -> None:
+def test_records_do_not_wait_for_the_large_ones_of_another_shard(world: World) -> None:
     flood = Producer(
         {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
     )
@@ -405,7 +403,7 @@ def test_small_batches_of_highly_compressed_records_do_not_fill_the_memory(
 ) -> None:
     settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "zstd"}
     producer = Producer(settings | {"linger.ms": 500})
-    for _ in range(10_000):  # a gigabyte in 300 kB
+    for _ in range(10_000):  # a gigabyte, in about a thousand batches
         produce(producer, world.requests, b"{" * 99_000, None, 0)
     assert producer.flush(60) == 0
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
