@@ -11,9 +11,11 @@ from typing import NamedTuple
 from blackbox.core.parking import BAND_MS, LETTERS, parked_at
 from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector, Pending
+from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
 from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
 
 INVALID = "its record is invalid; its dead letter says why, and is written when its turn comes"
+LATE = "the request to replace was not pending; its dead letter is written when its turn comes"
 
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
@@ -83,7 +85,7 @@ def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
     status = replace(status, state="pending", next_try_ms=pending.next_try_ms)
     entry = pending.entry
     if entry is None:
-        return replace(status, detail=status.detail or INVALID) if pending.is_invalid else status
+        return _as_refused(status, pending.cause)
     return replace(
         status,
         caller=entry.caller,
@@ -94,6 +96,16 @@ def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
         reason=entry.reason,
         detail=entry.detail,
     )
+
+
+def _as_refused(status: RequestStatus, cause: str | None) -> RequestStatus:
+    """The status of a request without a payload; `cause` is why it was refused, if it was."""
+    if cause is None:
+        return status
+    if cause in BROKEN_RULES:
+        reason, detail = BROKEN_RULES[cause]
+        return replace(status, reason=reason, detail=detail)
+    return replace(status, detail=status.detail or (LATE if cause == TOO_LATE else INVALID))
 
 
 def page(

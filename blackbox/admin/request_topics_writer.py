@@ -84,8 +84,8 @@ class RequestTopicsWriter:
             return Invalid(
                 Reason.BAD_CANCEL, "cancels are not accepted here; use DELETE /requests/{id}"
             )
-        refusal = None if self._rules is None else self._rules.rules().refusal(parsed, now_ms)
-        return parsed if refusal is None else Invalid(Reason(refusal[0]), refusal[1])
+        broken = None if self._rules is None else self._rules.rules().broken_by(parsed, now_ms)
+        return parsed if broken is None else broken.refusal
 
     def with_writer(self, topic: str, write: Callable[[RequestWriter], T]) -> T:
         """The result of `write`. Raises NotSent."""

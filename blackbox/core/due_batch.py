@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blackbox.core.parking import LETTERS, band_for, parked_at, waits_for
@@ -29,7 +29,8 @@ QUEUED = "waiting behind earlier messages for the same target"
 class DueBatch:
     """A batch, each request in one of four places; `parked` maps bands to the targets parked for.
 
-    `records` are those that were read from Kafka already.
+    `records` are those that were read from Kafka already. Those `without_payload` were refused, and get
+    none while they are parked.
     """
 
     ready: dict[int, Entry] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class DueBatch:
     deferred: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
+    without_payload: Collection[int] = frozenset()
 
     def __bool__(self) -> bool:
         """Whether it has anything for one transaction."""
@@ -87,7 +89,8 @@ class DueBatch:
             entry = entry._replace(waits=max(1, entry.waits))
         elif entry.waits == 0 or entry.detail != why:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
-        self.deferred[offset] = parked_at(band, entry.due_ms), entry
+        is_bare = offset in self.without_payload
+        self.deferred[offset] = parked_at(band, entry.due_ms), None if is_bare else entry
         return True
 
     def park_behind_backlogs(self, due: DueEntries, limited: Container[str]) -> None:

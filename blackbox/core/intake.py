@@ -15,7 +15,7 @@ from blackbox.core.resolve import resolve
 from blackbox.core.upcoming import Upcoming, upcoming
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Refusal
+from blackbox.records.refusal_causes import BrokenRule
 from blackbox.records.request import NOT_ADMITTED
 
 
@@ -64,7 +64,7 @@ class Intake:
         """Store a parsed batch, steps I2 and I3; while Redis is busy, call `while_busy`."""
         rulings, shard = parsed.rulings, self.index.shard
         checked_tail: Tail | None = None
-        over: Mapping[int, Refusal] | None = None
+        over: Mapping[int, BrokenRule] | None = None
 
         def make_plan(view: View) -> Plan:
             nonlocal over, checked_tail

@@ -6,9 +6,11 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 from blackbox.core.interpret import interpret_record, refused_entry
+from blackbox.core.letter_record import RECORD_GONE
 from blackbox.core.plan import Carried, Replacement
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
+from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
 from blackbox.records.request import Invalid, Reason, Record, Request
 
 TIMELINESS_LOST = (
@@ -18,19 +20,25 @@ TIMELINESS_LOST = (
 )
 
 
-def reread(format: Format, record: Record, was_invalid: bool = False) -> Entry:
-    """The entry of a request whose stored form was lost, or that was invalid and so has none."""
-    again = _reread(format, record)
-    if not was_invalid or again.reason is not None:
+def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
+    """The entry of a request whose stored form was lost, or that was refused for a cause and so has none."""
+    if cause is not None and cause in BROKEN_RULES:
+        _, asked = interpret_record(format, record, record.timestamp_ms, None)
+        letter = refused_entry(record, BROKEN_RULES[cause], record.timestamp_ms)
+        return letter if asked is None else letter._replace(caller=asked.caller)
+    again = _reread(format, record, cause)
+    if cause is None or again.reason is not None:
         return again
     detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
     return refused_entry(record, Invalid(Reason.REFUSED, detail), record.timestamp_ms)
 
 
-def _reread(format: Format, record: Record) -> Entry:
+def _reread(format: Format, record: Record, cause: str | None) -> Entry:
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
     if isinstance(change, Replacement):
+        if cause == TOO_LATE:
+            return change.too_late
         # only the stored form showed whether it was in time
         letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
         lost = refused_entry(record, letter, record.timestamp_ms)
@@ -44,14 +52,17 @@ def _reread(format: Format, record: Record) -> Entry:
     raise ValueError(f"the record at offset {record.offset} is not a request to deliver: {change}")
 
 
-def payload_lost(offset: int, now_ms: int, *, is_invalid: bool = False) -> Entry:
-    """The entry for a dead letter in place of a request of which nothing is left."""
-    detail = (
-        "the record of an invalid request is no longer in Kafka; check the request topic's "
-        "retention.ms"
-        if is_invalid
-        else "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
-        "request topic's retention.ms"
-    )
+def payload_lost(offset: int, now_ms: int, cause: str | None = None) -> Entry:
+    """The entry for a dead letter in place of a request of which nothing is left, but perhaps a cause."""
     nothing = Record(offset, now_ms, None, None, [])
+    if cause is not None and cause in BROKEN_RULES:
+        reason, detail = BROKEN_RULES[cause]
+        return refused_entry(nothing, Invalid(reason, f"{detail}; {RECORD_GONE}"), now_ms)
+    detail = (
+        "the payload is missing in Redis and the record in Kafka; check maxmemory-policy and the "
+        "request topic's retention.ms"
+        if cause is None
+        else "the record of a refused request is no longer in Kafka; check the request topic's "
+        "retention.ms"
+    )
     return refused_entry(nothing, Invalid(Reason.PAYLOAD_LOST, detail), now_ms)

@@ -132,8 +132,8 @@ class DueEntries(NamedTuple):
     its target. `released` are entries that were read from bands; they come first. `backlogs` are
     the targets that have more of them. `doubtful` are requests, due now or later, of which it is
     not known whether they were delivered. `left_out` counts entries that were read and are not in
-    `entries`: they are being delivered already, or have just ended. `invalid` are those that have no
-    payload because their records are invalid.
+    `entries`: they are being delivered already, or have just ended. `refused` maps those that have no
+    payload because they were refused to the cause.
     """
 
     entries: list[tuple[int, bytes | None]]
@@ -147,7 +147,7 @@ class DueEntries(NamedTuple):
     backlogs: frozenset[str] = frozenset()
     doubtful: Mapping[int, Claim] = {}
     left_out: int = 0
-    invalid: Container[int] = frozenset()
+    refused: Mapping[int, str] = {}
 
 
 Postponed = tuple[int, Entry | None]

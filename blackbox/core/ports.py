@@ -24,6 +24,7 @@ from blackbox.core.settlement import Settlement
 from blackbox.records.entry import Entry
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Checked, Claim, Mark, Places, Receipt
+from blackbox.records.refusal_causes import BrokenRule
 from blackbox.records.request import Record, Request, Shard
 from blackbox.records.topic_limits import Limits
 
@@ -187,9 +188,9 @@ class Rulings(Protocol):
     def without_refusals(self) -> Rulings: ...
     def over_quota(
         self, shard: Shard, end: int, epochs: tuple[int, int], view: View
-    ) -> Mapping[int, Refusal]: ...
+    ) -> Mapping[int, BrokenRule]: ...
     def applied(
-        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int
+        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, BrokenRule], judged: int
     ) -> Sequence[tuple[int, Change]]: ...
     def counted_of(
         self, puts: Mapping[int, Request | Entry]

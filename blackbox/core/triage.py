@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blackbox.core.due_batch import (
@@ -41,8 +41,8 @@ PAUSED: Refusal = (Reason.UNREACHABLE, "the target is paused; resume it with bla
 class Triage:
     """Decides what happens to each request that is due in one shard.
 
-    `reread` makes an entry from a request's record again; its second argument says whether that was
-    invalid. `follow_ups` are written with the outcomes of some requests. `retries` is how often an
+    `reread` makes an entry from a request's record again; its second argument is the cause for which that
+    was refused. `follow_ups` are written with the outcomes of some requests. `retries` is how often an
     unavailable target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
     Without a `pace` there are no rate limits.
     """
@@ -50,7 +50,7 @@ class Triage:
     shard: Shard
     targets: Targets
     journal: Journal
-    reread: Callable[[Record, bool], Entry]
+    reread: Callable[[Record, str | None], Entry]
     dead_letter_topic: str
     follow_ups: FollowUps
     retries: int = 5
@@ -90,31 +90,32 @@ class Triage:
                 decoded[offset] = entries.decode(stored or b"")
             except ValueError as unreadable:
                 why = unreadable if stored else "no payload in Redis"
-                if stored or offset not in due.invalid:
+                if stored or offset not in due.refused:
                     logger.warning(
                         "%s: %s; reading it again from Kafka", self.shard.source(offset), why
                     )
                 lost.append(offset)
         if lost:
-            decoded |= self._read_again(batch, lost, due.invalid, now_ms)
+            decoded |= self._read_again(batch, lost, due.refused, now_ms)
         return decoded
 
     def _read_again(
-        self, batch: DueBatch, lost: Sequence[int], invalid: Container[int], now_ms: int
+        self, batch: DueBatch, lost: Sequence[int], refused: Mapping[int, str], now_ms: int
     ) -> dict[int, Entry]:
         """The first of these entries, from their records; the others are deferred."""
         near = batch.close_together(lost, now_ms)
         found, left = self.journal.first_records(near, MOST_LETTER_BYTES)
         batch.deferred |= dict.fromkeys(left, (now_ms, None))
         batch.records |= found
+        batch.without_payload = refused.keys()
         again: dict[int, Entry] = {}
         for offset in near:
             if offset in left:
                 continue
             again[offset] = (
-                self.reread(found[offset], offset in invalid)
+                self.reread(found[offset], refused.get(offset))
                 if offset in found
-                else payload_lost(offset, now_ms, is_invalid=offset in invalid)
+                else payload_lost(offset, now_ms, refused.get(offset))
             )
         return again
 

@@ -43,6 +43,7 @@ class CommandBuilder:
             b"cold": keys.cold,  # how many requests are cold
             b"moved": keys.moved,  # whether promotion ever brought one in
             b"ended": keys.ended,  # whether a cancel ever ended one that only Kafka knew
+            b"refused": keys.refused,  # whether one was refused that has no payload
             b"ahead": keys.skip,  # up to where `skip` may have something
         }
 
@@ -155,7 +156,7 @@ class CommandBuilder:
         # Also the counted requests of callers: a rebuild counts again. UNLINK, not DEL, which would
         # block Redis while it frees a large set.
         return pack(
-            "UNLINK", keys.due, keys.ids, keys.cold, keys.invalid, keys.skip, keys.ignored, keys.early, keys.moved,
+            "UNLINK", keys.due, keys.ids, keys.cold, keys.refused, keys.skip, keys.ignored, keys.early, keys.moved,
             keys.ended, keys.unwanted, keys.in_flight, keys.state, keys.receipts,
             keys.callers, *(keys.of(caller.decode()) for caller in callers),
         )  # fmt: skip

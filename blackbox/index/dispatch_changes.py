@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,8 +17,10 @@ from blackbox.index.command_builder import zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.doubt_changes import without
 from blackbox.index.guarded_index import MAX_CONTENTION
+from blackbox.index.keys import SENTINEL
 from blackbox.index.packed_commands import by_score
 from blackbox.index.postponing import PostponingChanges, not_emptied
+from blackbox.index.refused_bitmaps import segment_of
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.records.receipt import Mark
@@ -67,7 +69,7 @@ class DispatchChanges(PostponingChanges):
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             taken = zip(shares.values(), in_bands, strict=True)
             any_full = len(ready) == limit or any(len(names) == most for most, names in taken)
-            entries, invalid = self._still_there(
+            entries, refused = self._still_there(
                 stored[len(ready) :] + stored[: len(ready)], passing_over
             )
             return DueEntries(
@@ -82,7 +84,7 @@ class DispatchChanges(PostponingChanges):
                 released=frozenset(int(name, 16) for name in released),
                 doubtful=self.doubtful,
                 left_out=len(stored) - len(entries),
-                invalid=invalid,
+                refused=refused,
             )
 
     def _look_unless_lost(self, commands: Sequence[bytes]) -> list[Any]:
@@ -109,12 +111,12 @@ class DispatchChanges(PostponingChanges):
 
     def _still_there(
         self, stored: list[tuple[bytes, bytes | None]], passing_over: Collection[int]
-    ) -> tuple[list[tuple[int, bytes | None]], Container[int]]:
+    ) -> tuple[list[tuple[int, bytes | None]], Mapping[int, str]]:
         """These entries without those to pass over, and those that ended while they were read.
 
-        Also returns which of those without a payload are invalid requests, which have none.
+        Also returns the causes of those that have no payload because they were refused.
         """
-        # Without payload and score, it was cancelled or replaced since. With a score only, it is invalid,
+        # Without payload and score, it was cancelled or replaced since. With a score only, it was refused,
         # or its payload was lost or has expired; it is read again from Kafka.
         lost = [name for name, payload in stored if payload is None]
         scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
@@ -124,7 +126,7 @@ class DispatchChanges(PostponingChanges):
             for name, payload in stored
             if name not in ended and (offset := int(name, 16)) not in passing_over
         ]
-        return entries, self._bits(self._keys.invalid, [int(name, 16) for name in lost])
+        return entries, self._causes([int(name, 16) for name in lost])
 
     def gone(self, offsets: Sequence[int], removed: int) -> set[int]:
         """Those of these requests that are not pending any more.
@@ -229,6 +231,7 @@ class DispatchChanges(PostponingChanges):
             # requests below the mark have ended, or moved since
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
-            segments = self._session.ask("HKEYS", self._keys.invalid)
-            if ended := [one for one in segments if int(one) < mark.requests // SEGMENT]:
-                yield pack("HDEL", self._keys.invalid, *ended)
+            first = mark.requests // SEGMENT
+            marked = self._session.ask("HKEYS", self._keys.refused)
+            if ended := [f for f in marked if f != SENTINEL and segment_of(f) < first]:
+                yield pack("HDEL", self._keys.refused, *ended)

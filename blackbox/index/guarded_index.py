@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from threading import RLock
 from typing import Any
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Positions, Postponed
+from blackbox.index import refused_bitmaps
 from blackbox.index.command_builder import CommandBuilder, chunks
 from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.stored_fields import positions_of
@@ -156,6 +157,12 @@ class GuardedIndex(CommandBuilder):
         segments = sorted({offset // SEGMENT for offset in offsets})
         found = self._ask_about(segments, "HMGET", key)
         return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
+
+    def _causes(self, offsets: Collection[int]) -> dict[int, str]:
+        """The causes of those of these requests that have no payload because they were refused."""
+        fields = refused_bitmaps.fields(offsets)
+        found = self._ask_about(fields, "HMGET", self._keys.refused)
+        return refused_bitmaps.causes_of(offsets, fields, found)
 
     def _payloads(self, names: list[bytes], largest: int) -> list[tuple[bytes, bytes | None]]:
         # A size costs a command: read only if payloads of the largest size could exceed the limit.

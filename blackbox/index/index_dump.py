@@ -5,7 +5,7 @@ Only these jobs walk sets and the key space (ZSCAN, SCAN). A service never does 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import redis
 
 from blackbox.core.bits import Bits
 from blackbox.core.parking import BAND_MS
+from blackbox.index import refused_bitmaps
 from blackbox.index.connection import RedisSession, pack, pool, servers
 from blackbox.index.keys import SENTINEL, Keys
 from blackbox.records.errors import IndexLost
@@ -53,8 +54,8 @@ class IndexDump:
                 scores.pop(SENTINEL, None)
                 bare = look.without_payload(list(scores))
                 if bare:  # read after them: a new one is marked together with its entry
-                    invalid = _bitmaps(session, keys.invalid)
-                    bare = {name for name in bare if int(name, 16) not in invalid}
+                    refused = _refused(session, keys, [int(name, 16) for name in bare])
+                    bare = {name for name in bare if int(name, 16) not in refused}
                 yield [
                     # `% BAND_MS`: the due time of a parked entry.
                     DumpedEntry(int(name, 16), int(float(score)) % BAND_MS, name not in bare)
@@ -96,6 +97,11 @@ class IndexDump:
 def _bitmaps(session: RedisSession, key: bytes) -> Bits:
     flat = session.ask("HGETALL", key)
     return Bits({int(segment): bits for segment, bits in zip(flat[::2], flat[1::2], strict=True)})
+
+
+def _refused(session: RedisSession, keys: Keys, offsets: Sequence[int]) -> Mapping[int, str]:
+    fields = refused_bitmaps.fields(offsets)
+    return refused_bitmaps.causes_of(offsets, fields, session.ask("HMGET", keys.refused, *fields))
 
 
 def _scanned(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.parking import BAND_MS, band_at, bands_of, parked_at, span, time_at, waits_for
 from blackbox.core.plan import Positions
+from blackbox.index import refused_bitmaps
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
 from blackbox.index.packed_commands import by_score
@@ -40,14 +41,14 @@ class Pending(NamedTuple):
     """A pending request. `at_ms` is its score: when it is looked at next, above all times while parked.
 
     `entry` is None when the payload is gone from Redis; dispatch then reads it again from Kafka.
-    `is_invalid`: there never was one, as its record is invalid. In a list, `read_bytes` is how much was
-    read of the payload.
+    With a `cause` there never was one, as it was refused. In a list, `read_bytes` is how much was read of
+    the payload.
     """
 
     at_ms: int
     entry: Entry | None
     read_bytes: int = 0
-    is_invalid: bool = False
+    cause: str | None = None
 
     @property
     def next_try_ms(self) -> int | None:
@@ -138,7 +139,7 @@ class Inspector:
             return None
         if stored is not None:
             return Pending(int(float(score)), entries.decode(stored))
-        return Pending(int(float(score)), None, is_invalid=offset in self._invalid(keys, [offset]))
+        return Pending(int(float(score)), None, cause=self._causes(keys, [offset]).get(offset))
 
     def list_pending(
         self,
@@ -167,19 +168,19 @@ class Inspector:
         stored = self._heads(keyed) if whole_bytes is None else self._whole(keyed, whole_bytes)
         offsets = [int(name, 16) for name in names]
         bare = [o for o, (entry, _) in zip(offsets, stored, strict=False) if entry is None]
-        invalid = self._invalid(keys, bare)
+        causes = self._causes(keys, bare)
         return [
-            (offset, Pending(int(float(score)), entry, read_bytes, offset in invalid))
+            (offset, Pending(int(float(score)), entry, read_bytes, causes.get(offset)))
             for offset, score, (entry, read_bytes) in zip(offsets, scores, stored, strict=False)
         ]
 
-    def _invalid(self, keys: Keys, offsets: Sequence[int]) -> Bits:
-        """Those of these requests that are invalid and have no payload, and others near them."""
-        segments = sorted({offset // SEGMENT for offset in offsets})
-        if not segments:
-            return Bits()
-        (found,) = self._clients.together(("HMGET", keys.invalid, *segments))
-        return Bits({s: bitmap for s, bitmap in zip(segments, found, strict=True) if bitmap})
+    def _causes(self, keys: Keys, offsets: Sequence[int]) -> Mapping[int, str]:
+        """The causes of those of these requests that have no payload because they were refused."""
+        fields = refused_bitmaps.fields(offsets)
+        if not fields:
+            return {}
+        (found,) = self._clients.together(("HMGET", keys.refused, *fields))
+        return refused_bitmaps.causes_of(offsets, fields, found)
 
     def bands(self, shard: Shard) -> Iterator[int]:
         """The bands that have parked entries; one command for each."""

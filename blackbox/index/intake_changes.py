@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import chain
 
 import orjson
 
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Gap, Plan, Tail, Touched, View
+from blackbox.index import refused_bitmaps
 from blackbox.index.command_builder import chunks, zadd_chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
+from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
 from blackbox.index.stored_fields import claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, PositionsMoved, RecoveryRequired
-from blackbox.records.request import Request, member
+from blackbox.records.request import member
 
 IN_FLIGHT_LOOK_S = 0.01
 IN_FLIGHT_WAIT_S = 2.0  # other shards of the process are not read in that time
@@ -60,8 +63,8 @@ class IntakeChanges(Lookups):
                     return Plan()
                 is_in_flight = self._is_any_in_flight(touched, view)
                 plan = Plan() if is_in_flight else make_plan(view)
-                invalid = self._marked_invalid(plan)
-                commands = self._commands_that_store(plan, view, invalid, end, largest, now_ms)
+                refused = self._marked_refused(plan)
+                commands = self._commands_that_store(plan, view, refused, end, largest, now_ms)
                 if not is_in_flight and self._run_multi(
                     commands, while_busy if attempt == 0 else None
                 ):
@@ -132,7 +135,7 @@ class IntakeChanges(Lookups):
         self,
         plan: Plan,
         view: View,
-        invalid: Mapping[int, bytes],
+        refused: Mapping[str, bytes],
         end: int,
         largest: int,
         now_ms: int,
@@ -141,13 +144,15 @@ class IntakeChanges(Lookups):
 
         For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if
         it has a caller id, `HSET ids <caller id> <member>`. One beyond the horizon has only a bit in
-        `cold`. A large invalid one has a bit in `invalid` instead of a payload. For the batch:
+        `cold`. A large refused one has a bit in `refused` instead of a payload. For the batch:
         `HSET state requests <end>`.
         """
-        for segment, bitmap in invalid.items():
-            yield pack("HSET", self._keys.invalid, segment, bitmap)
+        if refused:
+            flat = [part for field in refused.items() for part in field]
+            yield pack("HSET", self._keys.refused, *flat, SENTINEL, b"")
+            yield pack("HSET", self._keys.state, b"refused", 1)
         for offset, entry in plan.puts.items():
-            if _has_no_payload(entry):
+            if type(entry) is Entry and entry.cause is not None:
                 continue
             stored = entries.encode(entry)
             if len(stored) > largest:
@@ -180,10 +185,23 @@ class IntakeChanges(Lookups):
             for segments in chunks(list(used)):
                 yield pack("HDEL", self._keys.skip, *segments)
 
-    def _marked_invalid(self, plan: Plan) -> Mapping[int, bytes]:
-        """The bitmaps that mark the puts without a payload, by segment."""
-        offsets = [offset for offset, entry in plan.puts.items() if _has_no_payload(entry)]
-        return self._bits(self._keys.invalid, offsets).changed(offsets, ()) if offsets else {}
+    def _marked_refused(self, plan: Plan) -> Mapping[str, bytes]:
+        """The bitmaps that mark the puts without a payload, by field."""
+        refused: dict[str, list[int]] = {}
+        for offset, put in plan.puts.items():
+            if type(put) is Entry and (cause := put.cause) is not None:
+                refused.setdefault(cause, []).append(offset)
+        if not refused:
+            return {}
+        offsets = list(chain(*refused.values()))
+        fields = refused_bitmaps.fields(offsets, refused)
+        found = self._ask_about(fields, "HMGET", self._keys.refused)
+        before = refused_bitmaps.by_cause(fields, found)
+        return {
+            f"{segment}:{cause}": bitmap
+            for cause, added in refused.items()
+            for segment, bitmap in before.get(cause, Bits()).changed(added, ()).items()
+        }
 
     def _is_any_in_flight(self, touched: Touched, view: View) -> bool:
         """Whether a request to be replaced is in flight, or may have a receipt that is not settled.
@@ -215,7 +233,3 @@ class IntakeChanges(Lookups):
         watch = pack("WATCH", self._keys.in_flight)
         _, named = self._session.run([watch, pack("HGETALL", self._keys.in_flight)])
         return not set(map(member, offsets)).isdisjoint(in_flight(named))
-
-
-def _has_no_payload(put: Request | Entry) -> bool:
-    return type(put) is Entry and put.is_in_its_record

@@ -66,6 +66,7 @@ class Keys:
     named       -- 1: `ids` must exist
     moved       -- 1: `moved` must exist
     ended       -- 1: `ended` must exist
+    refused     -- 1: `refused` must exist
     ahead       -- an offset: `skip` must exist if this is above the segment of `requests`
     """
     receipts: bytes
@@ -80,9 +81,10 @@ class Keys:
     written -- intake
     read    -- intake, promotion, the walk, look-ups
     """
-    invalid: bytes
-    """hash: segment -> bitmap: large invalid requests, which have no payload; their dead letters are made from
-    their records in Kafka
+    refused: bytes
+    """hash: `<segment>:<cause>` -> bitmap: large requests that were refused for this cause and have no payload;
+    their dead letters are made from their records in Kafka. A cause is `invalid`, `too-late` (a replacement by
+    id), or the rule of its caller. The field `~` is empty and keeps the key in existence.
 
     written -- intake; dispatch removes what is below the low-water mark
     read    -- intake, dispatch, look-ups
@@ -153,7 +155,7 @@ class Keys:
         self.state = self.prefix + b"state"
         self.receipts = self.prefix + b"receipts"
         self.cold = self.prefix + b"cold"
-        self.invalid = self.prefix + b"invalid"
+        self.refused = self.prefix + b"refused"
         self.skip = self.prefix + b"skip"
         self.ignored = self.prefix + b"ignored"
         self.early = self.prefix + b"early"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 
 from blackbox.core.plan import Named
 from blackbox.index.connection import pack
@@ -31,10 +31,10 @@ class Lookups(GuardedIndex):
             found = self._payloads(there, int(largest or 0))
         return [(int(name, 16), payload) for name, payload in found]
 
-    def invalid(self, offsets: Sequence[int]) -> Container[int]:
-        """Those of these requests that have no payload because their records are invalid."""
+    def refused(self, offsets: Sequence[int]) -> Mapping[int, str]:
+        """The causes of those of these requests that have no payload because they were refused."""
         with self._lock:
-            return self._bits(self._keys.invalid, offsets)
+            return self._causes(offsets)
 
     def count_cold(self) -> int:
         with self._lock:
@@ -76,12 +76,12 @@ class Lookups(GuardedIndex):
             there = self._scores(self._keys.due, list(places.values()))
             stored = self._mget([member(offset) for offset in places.values()])
             bare = [o for o, held in zip(places.values(), stored, strict=True) if held is None]
-            invalid = self._bits(self._keys.invalid, bare)
+            refused = self._causes(bare)
         return {
             id: Named(
                 offset,
                 offset in there
-                and (offset not in invalid if entry is None else entry.reason is None),
+                and (offset not in refused if entry is None else entry.reason is None),
                 None if entry is None else entry.caller_id,
                 offsets[id] if offset != offsets[id] else None,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import orjson
 
@@ -14,6 +14,7 @@ from blackbox.index.connection import pack
 from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
+from blackbox.index.refused_bitmaps import segment_of
 from blackbox.index.stored_fields import FORMAT, claims_of, positions_of, stretch_of
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
@@ -222,7 +223,8 @@ class OpeningChanges(Lookups):
             pack("HDEL", keys.state, "tail")
             if tail is None
             else pack("HSET", keys.state, "tail", orjson.dumps(tuple(tail))),
-            pack("UNLINK", keys.skip, keys.early, keys.invalid),
+            pack("UNLINK", keys.skip, keys.early),
+            *self._unmark_refused(first),
             *(
                 pack("ZREMRANGEBYSCORE", key, first, "(+inf")
                 for key in (keys.moved, keys.ended, keys.unwanted)
@@ -234,6 +236,14 @@ class OpeningChanges(Lookups):
                 for command in zrem_chunks(of, offsets)
             ),
         ]
+
+    def _unmark_refused(self, first: int) -> Iterator[bytes]:
+        flat = self._session.ask("HGETALL", self._keys.refused)
+        for field, bitmap in zip(flat[::2], flat[1::2], strict=True):
+            if field != SENTINEL and (segment := segment_of(field)) >= first // SEGMENT:
+                marked = Bits({segment: bitmap})
+                later = [offset for offset in marked if offset >= first]
+                yield pack("HSET", self._keys.refused, field, marked.changed((), later)[segment])
 
     def _holders_from(self, first: int) -> list[bytes]:
         """The caller ids that requests at or above this offset hold, including those of the cold tier."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from blackbox.core.parking import BAND_MS, BANDS, band_at, parked_at, span, waits_for
+from blackbox.core.parking import BAND_MS, BANDS, LETTERS, band_at, parked_at, span, waits_for
 from blackbox.core.plan import Postponed
 from blackbox.index.command_builder import CHUNK, chunks, zadd_chunks
 from blackbox.index.connection import pack
@@ -45,10 +45,10 @@ class PostponingChanges(Lookups):
         ]
         scored = [(at_ms, offset) for offset, (at_ms, _) in changes.items()]
         for at_ms, entry in changes.values():
-            if band := band_at(at_ms):
-                assert entry is not None, "a parked request needs a target"
-                if self._parked is not None:  # else it is looked up later, not before a MULTI
-                    self._parked[band] = waits_for(entry)
+            # else it is looked up later, not before a MULTI
+            if (band := band_at(at_ms)) and self._parked is not None:
+                # refused ones are parked without a payload
+                self._parked[band] = LETTERS if entry is None else waits_for(entry)
         # XX: an entry that ended in the meantime must not come back.
         return [*commands, *zadd_chunks(self._keys.due, scored, only_there=True)]
 
@@ -84,13 +84,16 @@ class PostponingChanges(Lookups):
             heads = self._session.run(
                 [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
             )
+            offsets = [int(name, 16) for name in names]
+            if self._causes(offsets):
+                return LETTERS  # without payloads
             for name, head in zip(names, heads, strict=True):
                 # A head that cannot be decoded is cut: the headers are longer.
                 entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
                 if entry is not None:
                     return waits_for(entry)
             # Entries whose payloads are gone become due, and are read again from Kafka.
-            scores = self._scores(self._keys.due, [int(name, 16) for name in names])
+            scores = self._scores(self._keys.due, offsets)
             self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
 

@@ -132,10 +132,10 @@ class Leftovers:
             # A frozen earlier owner may postpone entries: they move to a later rank and come again.
             fresh = [(offset, payload) for offset, payload in stored if offset not in self._seen]
             self._seen.add(offset for offset, _ in fresh)
-            invalid = self.index.invalid([offset for offset, held in fresh if held is None])
+            refused = self.index.refused([offset for offset, held in fresh if held is None])
             if batch := {
                 offset: as_entry(payload)
-                or payload_lost(offset, Clock().earliest_ms(), is_invalid=offset in invalid)
+                or payload_lost(offset, Clock().earliest_ms(), refused.get(offset))
                 for offset, payload in fresh
                 if offset >= self.first and offset not in self.ended
             }:

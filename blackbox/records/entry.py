@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blackbox.records.request import EVIDENT, Request
+from blackbox.records.refusal_causes import INVALID, TOO_LATE, rule_of
+from blackbox.records.request import EVIDENT, Reason, Request
 
 HeaderValues = Sequence[tuple[str, bytes | str | None]]
 
@@ -57,9 +58,14 @@ class Entry(NamedTuple):
     left_bytes: int = 0
 
     @property
-    def is_in_its_record(self) -> bool:
-        """Whether all of it can be read again from its record: then Redis has no payload of it."""
-        return self.left_bytes > 0 and self.reason in EVIDENT
+    def cause(self) -> str | None:
+        """With this, all of it can be made again from its record, so Redis has no payload of it."""
+        # only its payload says which caller id it holds
+        if self.left_bytes == 0 or self.caller_id is not None:
+            return None
+        if self.reason in EVIDENT:
+            return INVALID
+        return TOO_LATE if self.reason == Reason.TOO_LATE else rule_of(self.detail)
 
 
 def encode(entry: Entry | Request) -> bytes:

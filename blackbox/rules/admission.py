@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from blackbox.core.plan import UNKNOWN_EPOCH
 from blackbox.records.errors import IndexLost
-from blackbox.records.outgoing import Refusal
-from blackbox.records.request import Reason, Second, Shard
+from blackbox.records.refusal_causes import BrokenRule
+from blackbox.records.request import Second, Shard
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, CallerCounts, CallerRule, QuotaRequest, Rules
 from blackbox.rules.rulings import BatchRulings
@@ -33,7 +33,7 @@ class _Counted(NamedTuple):
     topic_id: str | None
     epoch: int = UNKNOWN_EPOCH
     end: int = 0
-    refused: Mapping[int, Refusal] = {}
+    refused: Mapping[int, BrokenRule] = {}
 
     def is_of(self, topic_id: str | None, epoch: int) -> bool:
         """Whether it says something about a batch that begins with a record of this leader epoch."""
@@ -72,8 +72,8 @@ class CallerAdmission:
         asked: Sequence[QuotaRequest],
         topic_id: str | None = None,
         epochs: tuple[int, int] = (UNKNOWN_EPOCH, UNKNOWN_EPOCH),
-    ) -> dict[int, Refusal]:
-        """The refusals of requests below `end` that exceed a quota, by offset.
+    ) -> dict[int, BrokenRule]:
+        """The quotas that requests below `end` exceed, by offset of the request.
 
         `topic_id` is Kafka's id of the request topic, `epochs` are those of the first and the last record
         of the batch. Raises IndexFull when Redis has no room.
@@ -89,7 +89,7 @@ class CallerAdmission:
                 # a batch that is stored again is not counted again
                 if one.record.offset >= counted.end:
                     by_caller[one.caller].append(one)
-            refused: dict[int, Refusal] = {}
+            refused: dict[int, BrokenRule] = {}
             for caller, theirs in by_caller.items():
                 rule = rules.others if caller == OTHERS else rules.of(caller)[1]
                 try:
@@ -111,7 +111,7 @@ class CallerAdmission:
 
     def _too_fast(
         self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]
-    ) -> dict[int, Refusal]:
+    ) -> dict[int, BrokenRule]:
         most = rule.requests_per_second
         if most is None:
             return {}
@@ -122,14 +122,16 @@ class CallerAdmission:
         before = self._counts.count({second: len(found) for second, found in seconds.items()})
         why = f"CALLER_SERVICE {caller!r} has already sent {most} requests in this second"
         return {
-            offset: (Reason.QUOTA, f"{why} (requests_per_second); send it again later")
+            offset: BrokenRule(
+                "requests_per_second", f"{why} (requests_per_second); send it again later"
+            )
             for second, offsets in seconds.items()
             for offset in offsets[max(0, most - before[second]) :]
         }
 
     def _too_many(
         self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]
-    ) -> dict[int, Refusal]:
+    ) -> dict[int, BrokenRule]:
         most = rule.most_pending
         if most is None:
             return {}
@@ -140,6 +142,6 @@ class CallerAdmission:
         self._pending[caller] = known_s, pending + admitted
         why = f"CALLER_SERVICE {caller!r} has {most} requests pending (most_pending)"
         return {
-            one.record.offset: (Reason.QUOTA, f"{why}; send it again later")
+            one.record.offset: BrokenRule("most_pending", f"{why}; send it again later")
             for one in asked[admitted:]
         }

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Refusal
-from blackbox.records.request import Reason, Record, Request, Second, Shard, is_topic_name
+from blackbox.records.refusal_causes import BrokenRule
+from blackbox.records.request import Record, Request, Second, Shard, is_topic_name
 
 # All callers that the file does not name, counted together: more names do not get them more.
 OTHERS = "(others)"
@@ -100,14 +100,15 @@ class Rules(BaseModel):
         found = self.callers.get(caller or "")
         return (OTHERS, self.others) if found is None else (caller or "", found)
 
-    def refusal(self, request: Request, start_ms: int) -> Refusal | None:
-        """Why this request, written at `start_ms`, is not admitted, whatever else was asked for; or None."""
-        name, rule = self.of(request.caller)
-        wrong = _wrong(request, start_ms, rule)
-        if wrong is None:
+    def broken_by(self, request: Request, start_ms: int) -> BrokenRule | None:
+        """The rule that this request, written at `start_ms`, breaks, whatever else was asked for."""
+        name, limits = self.of(request.caller)
+        broken = _broken(request, start_ms, limits)
+        if broken is None:
             return None
         who = f"{request.caller!r}, which the rules do not name," if name == OTHERS else repr(name)
-        return Reason.FORBIDDEN, f"CALLER_SERVICE {who} {wrong}"
+        rule, wrong = broken
+        return BrokenRule(rule, f"CALLER_SERVICE {who} {wrong}")
 
 
 def parse(text: str) -> Rules:
@@ -124,17 +125,23 @@ def parse(text: str) -> Rules:
     return found
 
 
-def _wrong(request: Request, start_ms: int, rule: CallerRule) -> str | None:
-    target, message, due_ms = request.target, request.message or b"", request.due_ms
-    if not rule.admitted:
-        return "is not admitted"
-    if rule.targets is not None and not any(fnmatchcase(target, one) for one in rule.targets):
-        return f"may not send to {target!r}; allowed: {', '.join(rule.targets) or 'none'}"
-    if rule.longest_countdown_s is not None and due_ms - start_ms > rule.longest_countdown_s * 1000:
-        asked_s = (due_ms - start_ms) / 1000
-        return f"asks for a countdown of {asked_s} s; allowed: {rule.longest_countdown_s:g}"
-    if rule.largest_message_bytes is not None and len(message) > rule.largest_message_bytes:
-        return f"sends a message of {len(message)} bytes; allowed: {rule.largest_message_bytes}"
+def _broken(request: Request, start_ms: int, limits: CallerRule) -> tuple[str, str] | None:
+    """The name of a rule that a request breaks, and what its caller did."""
+    target, size = request.target, len(request.message or b"")
+    asked_s = (request.due_ms - start_ms) / 1000
+    targets, longest_s = limits.targets, limits.longest_countdown_s
+    most_bytes = limits.largest_message_bytes
+    if not limits.admitted:
+        return "admitted", "is not admitted"
+    if targets is not None and not any(fnmatchcase(target, one) for one in targets):
+        allowed = ", ".join(targets) or "none"
+        return "targets", f"may not send to {target!r}; allowed: {allowed}"
+    if longest_s is not None and asked_s > longest_s:
+        what = f"asks for a countdown of {asked_s} s; allowed: {longest_s:g}"
+        return "longest_countdown_s", what
+    if most_bytes is not None and size > most_bytes:
+        what = f"sends a message of {size} bytes; allowed: {most_bytes}"
+        return "largest_message_bytes", what
     return None
 
 

@@ -8,15 +8,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from blackbox.core.interpret import refused_entry
 from blackbox.core.plan import Change, Replacement, View
 from blackbox.records.entry import Entry
-from blackbox.records.outgoing import Refusal
 from blackbox.records.recurrence import follows
-from blackbox.records.request import Invalid, Reason, Record, Request, Shard
+from blackbox.records.refusal_causes import BrokenRule
+from blackbox.records.request import Record, Request, Shard
 from blackbox.rules.rules import QuotaRequest, Rules
 
 OverQuota = Callable[
-    [Shard, int, Sequence[QuotaRequest], str | None, tuple[int, int]], Mapping[int, Refusal]
+    [Shard, int, Sequence[QuotaRequest], str | None, tuple[int, int]], Mapping[int, BrokenRule]
 ]
-"""The refusals of a shard's requests below an offset that exceed a quota, by offset.
+"""The quotas that a shard's requests below an offset exceed, by offset of the request.
 
 Last: the topic's id, and the leader epochs of the first and the last record of their batch.
 """
@@ -40,10 +40,10 @@ class BatchRulings:
         self, place: int, record: Record, asked: Request, change: Change, start_ms: int
     ) -> None:
         """Look at the request at a place of the batch, which was written at `start_ms`."""
-        refusal = self.rules.refusal(asked, start_ms)
+        broken = self.rules.broken_by(asked, start_ms)
         name, rule = self.rules.of(asked.caller)
-        if refusal is not None:
-            self._refused[place] = _not_admitted(record, asked, change, refusal, start_ms)
+        if broken is not None:
+            self._refused[place] = _not_admitted(record, asked, change, broken, start_ms)
         elif rule.has_quota and _counts(change, asked, record):
             self._asked.append(QuotaRequest(place, name, record, asked, start_ms))
 
@@ -53,8 +53,8 @@ class BatchRulings:
 
     def over_quota(
         self, shard: Shard, end: int, epochs: tuple[int, int], view: View
-    ) -> Mapping[int, Refusal]:
-        """The refusals of new requests that exceed a quota, by offset. Raises IndexFull."""
+    ) -> Mapping[int, BrokenRule]:
+        """The quotas that new requests exceed, by offset of the request. Raises IndexFull."""
         new = [
             one
             for one in self._asked
@@ -63,7 +63,7 @@ class BatchRulings:
         return self.exceeding(shard, end, new, view.topic_id, epochs) if new else {}
 
     def applied(
-        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, Refusal], judged: int
+        self, changes: Sequence[tuple[int, Change]], over: Mapping[int, BrokenRule], judged: int
     ) -> Sequence[tuple[int, Change]]:
         """The changes, with dead letters for what is refused."""
         if not self._refused and not over:
@@ -77,8 +77,7 @@ class BatchRulings:
         for place, _, record, request, start_ms in self._asked:
             if record.offset in over:
                 offset, change = ruled[place]
-                refusal = over[offset]
-                letter = _not_admitted(record, request, change, refusal, start_ms)
+                letter = _not_admitted(record, request, change, over[offset], start_ms)
                 ruled[place] = offset, letter
         return ruled
 
@@ -99,11 +98,13 @@ def _counts(change: Change, request: Request, record: Record) -> bool:
 
 
 def _not_admitted(
-    record: Record, request: Request, change: Change, refusal: Refusal, due_ms: int
+    record: Record, request: Request, change: Change, broken: BrokenRule, due_ms: int
 ) -> Change:
     """The dead letter of a request that is not admitted."""
-    reason, detail = refusal
-    letter = refused_entry(record, Invalid(Reason(reason), detail), due_ms)
+    letter = refused_entry(record, broken.refusal, due_ms)
+    if letter.left_bytes:
+        # Redis keeps only the rule
+        letter = letter._replace(detail=broken.in_general.detail)
     letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
     # a refused request still replaces: its caller has declared the earlier one obsolete
     return change._replace(content=letter) if type(change) is Replacement else letter

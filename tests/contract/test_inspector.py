@@ -12,6 +12,7 @@ import redis
 
 from blackbox.admin import pending
 from blackbox.admin.pending import INVALID, PendingFilter, as_pending, page
+from blackbox.core.interpret import refused_entry
 from blackbox.core.parking import LETTERS, bands_of, parked_at
 from blackbox.core.plan import Positions
 from blackbox.core.request_status import RequestStatus
@@ -22,7 +23,8 @@ from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardS
 from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import ForeignIndex, IndexLost
-from blackbox.records.request import Reason, Shard, member
+from blackbox.records.refusal_causes import BROKEN_RULES
+from blackbox.records.request import Reason, Record, Shard, member
 from tests.contract.conftest import Backend, Opener, start_redis
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
 
@@ -148,12 +150,24 @@ def test_an_invalid_request_that_never_had_a_payload_is_shown_as_invalid(
     bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
     store(index, 10, 11, {10: bad})
 
-    assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None, is_invalid=True)
+    assert inspector.pending_at(SHARD, 10) == Pending(NOW_MS, None, cause="invalid")
     [(offset, found)] = listed(inspector)
-    assert (offset, found.is_invalid) == (10, True)
+    assert (offset, found.cause) == (10, "invalid")
     status = RequestStatus("id", "TB/3@10", "pending")
     assert as_pending(status, found).detail == INVALID
     assert as_pending(replace(status, detail="not JSON"), found).detail == "not JSON"
+
+
+def test_a_request_that_a_rule_refused_is_shown_with_the_rule(
+    inspector: Inspector, index: ShardIndex
+) -> None:
+    refusal = BROKEN_RULES["most_pending"]
+    large = Record(10, NOW_MS, None, b"x" * 2000, [])
+    store(index, 10, 11, {10: refused_entry(large, refusal, NOW_MS)})
+
+    [(_, found)] = listed(inspector)
+    status = as_pending(RequestStatus("id", "TB/3@10", "pending"), found)
+    assert (status.reason, status.detail) == (refusal.reason, refusal.detail)
 
 
 def test_a_caller_id_finds_the_latest_request_with_that_id(

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.parking import BAND_MS, bands_of, parked_at
+from blackbox.core.interpret import refused_entry
+from blackbox.core.parking import BAND_MS, LETTERS, bands_of, parked_at
 from blackbox.core.plan import (
     Binding,
     Carried,
@@ -28,13 +29,15 @@ from blackbox.core.resolve import resolve
 from blackbox.core.settlement import Settlement
 from blackbox.index import intake_changes
 from blackbox.index.guarded_index import MAX_BATCH_BYTES
+from blackbox.index.keys import SENTINEL
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, IndexLost, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Mark
-from blackbox.records.request import Cancel, Shard, member, request_id
+from blackbox.records.refusal_causes import BROKEN_RULES
+from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, member, request_id
 from tests.contract.conftest import Backend, Opener
 from tests.contract.held import (
     GRACE_S,
@@ -495,31 +498,66 @@ def test_a_future_dead_letter_cannot_be_cancelled(index: ShardIndex, client: red
     assert held(client).offsets() == [0]
 
 
-def test_a_large_invalid_request_has_no_payload_and_cannot_be_cancelled(
+LARGE = Record(0, NOW_MS, None, b"{" * 100_000, [])
+NOT_JSON = refused_entry(LARGE, Invalid(Reason.NOT_JSON, "not JSON"), NOW_MS)
+OVER_QUOTA = refused_entry(LARGE, BROKEN_RULES["requests_per_second"], NOW_MS)
+
+
+def test_a_large_refused_request_has_no_payload_and_cannot_be_cancelled(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
-    store(index, 0, 3, {0: bad, 1: entry(), 2: bad._replace(reason="quota")})
-    assert set(held(client).payloads) == {1, 2}
+    late = NOT_JSON._replace(reason="too-late", detail="not pending")
+    named = OVER_QUOTA._replace(caller_id="a")
+    store(index, 0, 5, {0: NOT_JSON, 1: entry(), 2: OVER_QUOTA, 3: late, 4: named})
+    assert set(held(client).payloads) == {1, 4}
 
     due = index.due(NOW_MS, 10)
-    assert [offset for offset, _ in due.entries] == [0, 1, 2]
-    assert [offset for offset in range(3) if offset in due.invalid] == [0]
+    assert [offset for offset, _ in due.entries] == [0, 1, 2, 3, 4]
+    assert due.refused == {0: "invalid", 2: "requests_per_second", 3: "too-late"}
 
-    assert store(index, 3, 4, {3: Cancel(None, request_id(SHARD, 0))}).cancelled == 0
-    assert held(client).offsets() == [0, 1, 2]
+    cancels = {5 + n: Cancel(None, request_id(SHARD, n)) for n in (0, 2, 3)}
+    assert store(index, 5, 9, cancels).cancelled == 0
+    assert held(client).offsets() == [0, 1, 2, 3, 4]
 
 
-def test_the_marks_of_invalid_requests_go_with_the_low_water_mark(
+def test_the_marks_of_refused_requests_go_with_the_low_water_mark(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    bad = entry()._replace(target="", message=None, reason="not-json", left_bytes=100_000)
     other = 2 * SEGMENT
-    store(index, 0, other + 1, {1: bad, other: bad})
-    index.settle(Settlement({1: None}, 2, mark=Mark(other - 1, 1, [])))
+    store(index, 0, other + 1, {1: NOT_JSON, 2: OVER_QUOTA, other: OVER_QUOTA})
+    index.settle(Settlement({1: None, 2: None}, 2, mark=Mark(other - 1, 1, [])))
     assert held(client).offsets() == [other]
     raw: Any = client
-    assert raw.hkeys(PREFIX + "invalid") == [b"2"]
+    assert set(raw.hkeys(PREFIX + "refused")) == {b"2:requests_per_second", SENTINEL}
+
+
+def test_a_shortened_log_takes_only_the_marks_of_what_it_lost(
+    index: ShardIndex, open_index: Opener
+) -> None:
+    kept, lost = SEGMENT + 5, SEGMENT + 8
+    store(index, 0, 3 * SEGMENT, dict.fromkeys((kept, lost, 2 * SEGMENT + 1), OVER_QUOTA))
+    index.load()
+    index.rebind(Positions(lost, 0), Binding("cluster", "topic", "receipts", "group"))
+    end = 3 * SEGMENT
+    store(index, lost, end, {lost: entry(), 2 * SEGMENT + 1: entry()})
+
+    assert index.refused([kept, lost, 2 * SEGMENT + 1]) == {kept: "requests_per_second"}
+
+
+def test_refused_requests_are_parked_without_a_payload_also_for_the_next_owner(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    store(index, 0, 200, dict.fromkeys(range(200), OVER_QUOTA))
+    [band, *_] = bands_of(LETTERS)
+    index.defer({o: (parked_at(band, NOW_MS), None) for o in range(200)}, NOW_MS)
+
+    next_owner = open_index()
+    next_owner.load()
+
+    for owner in (index, next_owner):
+        assert owner.parked() == {band: LETTERS}
+    assert held(client).payloads == {}
+    assert {score for score, _ in held(client).due} == {parked_at(band, NOW_MS)}
 
 
 def test_a_cancel_ends_the_request_of_its_own_batch(index: ShardIndex, client: redis.Redis) -> None:
@@ -673,7 +711,7 @@ def test_a_delivered_request_leaves_nothing_behind(index: ShardIndex, client: re
     assert index.positions == Positions(2, 1)
 
 
-@pytest.mark.parametrize("key", ["skip", "moved", "ended"])
+@pytest.mark.parametrize("key", ["skip", "moved", "ended", "refused"])
 def test_an_index_notices_the_loss_of_any_single_key(
     index: ShardIndex, open_index: Opener, client: redis.Redis, key: str
 ) -> None:
@@ -681,7 +719,8 @@ def test_an_index_notices_the_loss_of_any_single_key(
     store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
     store(index, 2, 3, {2: Carried(0, 0, None, asked)})
     store(index, 3, 5, {3: Carried(1, 1, None, Cold(None)), 4: Cancel(None, request_id(SHARD, 1))})
-    index.settle(Settlement({2: None, 9: None}, 1, origins=[0]))
+    store(index, 5, 6, {5: OVER_QUOTA})
+    index.settle(Settlement({2: None, 5: None, 9: None}, 1, origins=[0]))
     assert index.due(NOW_MS, 10).entries == []
 
     client.delete(PREFIX + key)

@@ -343,7 +343,7 @@ BUGS = (
         "Recovery keeps `skip` when it empties an index.",
         (
             Change(
-                "index/command_builder.py", "keys.invalid, keys.skip, keys", "keys.invalid, keys"
+                "index/command_builder.py", "keys.refused, keys.skip, keys", "keys.refused, keys"
             ),
         ),
         ("Redis put back to before a trim",),
@@ -992,25 +992,25 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
-        "invalid-records-in-redis",
-        "Intake stores a payload for each large invalid request. A million of them fill 500 MB of Redis.",
+        "refused-records-in-redis",
+        "Intake stores a payload for each large request over a quota. A million of them fill 430 MB of Redis.",
         (
             Change(
-                "index/intake_changes.py",
-                "return type(put) is Entry and put.is_in_its_record\n",
-                "return False\n",
+                "records/entry.py",
+                "Reason.TOO_LATE else rule_of(self.detail)\n",
+                "Reason.TOO_LATE else None\n",
             ),
         ),
         (),
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
-        "invalid-records-are-pending",
-        "A request without a payload counts as pending, also if it is invalid: a cancel ends its dead letter.",
+        "refused-records-are-pending",
+        "A request without a payload counts as pending, also if it was refused: a cancel ends its dead letter.",
         (
             Change(
                 "index/lookups.py",
-                "and (offset not in invalid if entry is None else entry.reason is None),\n",
+                "and (offset not in refused if entry is None else entry.reason is None),\n",
                 "and (entry is None or entry.reason is None),\n",
             ),
         ),
@@ -1031,13 +1031,52 @@ BUGS = (
         ("tests/unit/test_dispatch.py",),
     ),
     Bug(
-        "invalid-for-ever",
-        "The marks of invalid requests stay in Redis after these have ended.",
+        "refused-then-admitted",
+        "A request over a quota, of which Redis keeps only a bit, is delivered when its record is read again.",
+        (
+            Change(
+                "core/lost_payload.py",
+                "    if cause is not None and cause in BROKEN_RULES:\n        _, asked",
+                "    if False:\n        _, asked",
+            ),
+        ),
+        (),
+        ("tests/unit/test_lost_payload.py",),
+    ),
+    Bug(
+        "marks-of-refused-lost",
+        "A rebind to an earlier end forgets which of the requests before that end were refused.",
+        (
+            Change(
+                "index/opening_changes.py",
+                "            *self._unmark_refused(first),\n",
+                '            pack("UNLINK", keys.refused),\n',
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "parked-with-a-payload",
+        "While the dead-letter topic is missing, each large refused request gets a payload in Redis.",
+        (
+            Change(
+                "core/due_batch.py",
+                "        is_bare = offset in self.without_payload\n",
+                "        is_bare = False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dispatch.py",),
+    ),
+    Bug(
+        "refused-for-ever",
+        "The marks of refused requests stay in Redis after these have ended.",
         (
             Change(
                 "index/dispatch_changes.py",
-                "if int(one) < mark.requests // SEGMENT]:\n",
-                "if int(one) < 0]:\n",
+                "and segment_of(f) < first]:\n",
+                "and segment_of(f) < 0]:\n",
             ),
         ),
         (),

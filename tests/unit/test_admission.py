@@ -153,6 +153,39 @@ def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebui
     assert reasons(client) == {}
 
 
+@pytest.mark.parametrize(
+    ("rules", "cause"),
+    [
+        ("[callers.shop]\nmost_pending = 1", "most_pending"),
+        ("[callers.shop]\nrequests_per_second = 1", "requests_per_second"),
+        ("[callers.shop]\nadmitted = false", "admitted"),
+        ("[callers.shop]\ntargets = ['bills']", "targets"),
+        ("[callers.shop]\nlongest_countdown_s = 5", "longest_countdown_s"),
+        ("[callers.shop]\nlargest_message_bytes = 5", "largest_message_bytes"),
+    ],
+)
+def test_of_a_large_refused_request_redis_keeps_only_the_rule(
+    make_intake: Callable[..., Intake],
+    connections: redis.ConnectionPool,
+    client: redis.Redis,
+    rules: str,
+    cause: str,
+) -> None:
+    ShardIndex(SHARD, connections, grace_s=GRACE_S).begin(Positions(0, 0))
+    intake = make_intake(rules)
+    index = intake.index
+    assert isinstance(index, ShardIndex)
+    value = b'{"topic": "orders", "message": "%s", "countdown": 3600}' % (b"m" * 2000)
+    records = [
+        Record(offset, NOW_MS, None, value, [("CALLER_SERVICE", b"shop")]) for offset in range(3)
+    ]
+
+    intake.parse_and_store(Batch(0, 3, records), NOW_MS)
+
+    assert index.refused([1, 2]) == {1: cause, 2: cause}
+    assert held(client).payloads.keys() <= {0}
+
+
 def test_a_long_series_leaves_no_counted_requests(
     make_intake: Callable[..., Intake], connections: redis.ConnectionPool, client: redis.Redis
 ) -> None:

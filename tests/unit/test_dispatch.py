@@ -59,6 +59,7 @@ from blackbox.records.receipt import (
     topic_bytes,
 )
 from blackbox.records.recurrence import ENDS_TOO_LARGE
+from blackbox.records.refusal_causes import BROKEN_RULES
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request, Shard, request_id
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from blackbox.rules.file import RulesFile
@@ -121,9 +122,10 @@ def invalid() -> Entry:
     return refused_entry(record(0, b"{"), Invalid(Reason.NOT_JSON, "no JSON"), NOW_MS)
 
 
-def reread(kept: Record, was_invalid: bool) -> Entry:
-    if was_invalid:
-        return refused_entry(kept, NO_JSON, kept.timestamp_ms)
+def reread(kept: Record, cause: str | None) -> Entry:
+    if cause is not None:
+        refusal = BROKEN_RULES.get(cause, NO_JSON)
+        return refused_entry(kept, refusal, kept.timestamp_ms)
     return Entry("orders", b"read again", kept.timestamp_ms)
 
 
@@ -1779,6 +1781,42 @@ def test_a_large_record_with_a_forged_header_is_dead_lettered_unchanged(
     assert letter(writer, 0).value == LARGE.value
 
 
+def test_a_large_request_over_a_quota_is_complete_in_its_dead_letter_and_not_in_redis(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal, client: Any
+) -> None:
+    refusal = BROKEN_RULES["most_pending"]
+    pend(refused_entry(LARGE, refusal, NOW_MS))
+    journal.request_records[0] = LARGE
+    assert held(client).payloads == {}
+
+    dispatch.tick(NOW_MS)
+
+    assert held(client).due == []
+    assert letter(writer, 0).value == LARGE.value
+    assert told(letter(writer, 0)) == (Reason.QUOTA, refusal.detail)
+    assert writer.receipts[0].dead == [0]
+
+
+def test_large_refused_requests_take_no_more_room_while_the_dead_letter_topic_is_missing(
+    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any,
+    journal: FakeJournal,
+) -> None:  # fmt: skip
+    pend(*(refused_entry(LARGE, BROKEN_RULES["most_pending"], NOW_MS) for _ in range(5)), to())
+    journal.request_records[:5] = [LARGE._replace(offset=n) for n in range(5)]
+    targets.refusals[LETTERS] = UNKNOWN
+
+    dispatch.tick(NOW_MS)
+
+    assert writer.sent_to("orders") == [5]
+    assert [offset for _, offset in held(client).due] == [*range(5)]
+    assert held(client).payloads == {}
+    assert all(score >= parking.BAND_MS for score, _ in held(client).due)
+    targets.refusals.clear()
+    for _ in range(3):
+        dispatch.tick(NOW_MS)
+    assert [told(letter(writer, n))[0] for n in range(5)] == [Reason.QUOTA] * 5
+
+
 def test_a_dead_letter_says_if_its_record_is_gone(
     dispatch: Dispatch, pend: Pend, writer: FakeWriter, journal: FakeJournal
 ) -> None:
@@ -1790,7 +1828,7 @@ def test_a_dead_letter_says_if_its_record_is_gone(
     assert told(letter(writer, 0)) == (Reason.QUOTA, f"too many; {RECORD_GONE}")
     reason, detail = told(letter(writer, 1))
     assert reason == Reason.PAYLOAD_LOST
-    assert "invalid request is no longer in Kafka" in str(detail)
+    assert "refused request is no longer in Kafka" in str(detail)
 
 
 def test_a_dead_letter_asks_for_the_same_request_if_kafka_has_removed_its_record(

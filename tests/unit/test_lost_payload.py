@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox.core.lost_payload import reread
+from blackbox.core.letter_record import RECORD_GONE
+from blackbox.core.lost_payload import payload_lost, reread
 from blackbox.records.entry import Entry
+from blackbox.records.refusal_causes import BROKEN_RULES
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Request, request_id
 from tests.contract.held import SHARD
 from tests.fakes import FakeFormat, record
@@ -38,3 +40,33 @@ def test_a_lost_replacement_by_id_becomes_a_dead_letter() -> None:
 def test_rereading_a_cancel_is_an_error() -> None:
     with pytest.raises(ValueError, match="the record at offset 3 is not a request"):
         reread(FakeFormat({3: Cancel("a")}), record(3))
+
+
+LARGE = record(3, b"x" * 2000)
+
+
+def test_a_request_that_a_rule_refused_is_not_admitted_when_it_is_read_again() -> None:
+    refusal = BROKEN_RULES["largest_message_bytes"]
+
+    again = reread(FakeFormat({3: request()}), LARGE, "largest_message_bytes")
+
+    assert (again.reason, again.detail) == refusal
+    assert (again.caller, again.target, again.left_bytes > 2000) == ("shop", "", True)
+
+
+def test_a_replacement_that_was_too_late_still_is_when_it_is_read_again() -> None:
+    headers: Headers = [("blackbox-replaces", request_id(SHARD, 0).encode())]
+
+    again = reread(FakeFormat({3: request()}), LARGE._replace(headers=headers), "too-late")
+
+    assert again.reason == Reason.TOO_LATE
+    assert request_id(SHARD, 0) in (again.detail or "")
+
+
+def test_a_refused_request_without_its_record_still_has_its_reason() -> None:
+    refusal = BROKEN_RULES["requests_per_second"]
+
+    lost = payload_lost(3, NOW_MS, "requests_per_second")
+
+    assert (lost.reason, lost.detail) == (Reason.QUOTA, f"{refusal.detail}; {RECORD_GONE}")
+    assert payload_lost(3, NOW_MS, "too-late").reason == Reason.PAYLOAD_LOST

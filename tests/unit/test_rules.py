@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from blackbox.records.refusal_causes import BROKEN_RULES, rule_of
 from blackbox.records.request import Reason, Record, Request, Second, Shard
 from blackbox.rules import file
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
-from blackbox.rules.rules import OTHERS, QuotaRequest, RulesError, parse
+from blackbox.rules.rules import OTHERS, CallerRule, QuotaRequest, RulesError, parse
 from tests.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
@@ -64,7 +65,7 @@ def admission(tmp_path: Path, counted: Counted, text: str) -> CallerAdmission:
 def test_the_example_of_the_page_can_be_used() -> None:
     rules = parse(EXAMPLE)
 
-    assert rules.refusal(request(target="mail.eu"), NOW_MS) is None
+    assert rules.broken_by(request(target="mail.eu"), NOW_MS) is None
     assert rules.of("nobody") == (OTHERS, rules.others)
     assert rules.counted == ["shop"]
 
@@ -90,17 +91,24 @@ REFUSED = [
 
 @pytest.mark.parametrize("other", ALLOWED)
 def test_a_request_within_the_rules_is_admitted(other: dict[str, Any]) -> None:
-    assert parse(EXAMPLE).refusal(request(**other), NOW_MS) is None
+    assert parse(EXAMPLE).broken_by(request(**other), NOW_MS) is None
 
 
 @pytest.mark.parametrize(("other", "told"), REFUSED)
 def test_a_refusal_names_the_value_and_the_rule(other: dict[str, Any], told: str) -> None:
-    expected = (Reason.FORBIDDEN, f"CALLER_SERVICE {told}")
-    assert parse(EXAMPLE).refusal(request(**other), NOW_MS) == expected
+    broken = parse(EXAMPLE).broken_by(request(**other), NOW_MS)
+    assert broken is not None
+    assert broken.refusal == (Reason.FORBIDDEN, f"CALLER_SERVICE {told}")
+    assert broken.in_general.reason == Reason.FORBIDDEN
+
+
+def test_redis_knows_each_rule_by_which_a_large_request_is_refused() -> None:
+    assert BROKEN_RULES.keys() == CallerRule.model_fields.keys()
+    assert [rule_of(refusal.detail) for refusal in BROKEN_RULES.values()] == [*BROKEN_RULES]
 
 
 def test_an_empty_file_allows_everything() -> None:
-    assert parse("").refusal(request(None), NOW_MS) is None
+    assert parse("").broken_by(request(None), NOW_MS) is None
 
 
 @pytest.mark.parametrize(
