@@ -42,7 +42,7 @@ def interpret_record(
     parsed: Request | Cancel | Invalid | None
     replaced_id: str | None = None
     if record.unreadable is not None:
-        parsed = Invalid(Reason.BAD_HEADERS, record.unreadable)
+        parsed = record.unreadable
     elif cancels(record.headers):
         parsed = cancel_of(record)
     elif replaces(record.headers):

@@ -29,8 +29,8 @@ class Parsed(NamedTuple):
     """A parsed batch: what each record of the offsets `start` to `end` - 1 asks for.
 
     `rulings` are those of the callers' rules about its requests. `epoch` is the leader epoch of the
-    first record, `tail` is the last one. `kafka_ahead_ms` is how much later than `latest_ms` the broker
-    timestamped it, 0 if it is earlier.
+    first record, `tail` is the last readable one. `kafka_ahead_ms` is how much later than `latest_ms` the
+    broker timestamped it, 0 if it is earlier.
     """
 
     start: int
@@ -63,7 +63,9 @@ def parse(
         if rulings is not None and request is not None:
             rulings.see(len(changes), record, request, change, start_ms(record, latest_ms))
         changes.append((record.offset, change))
-    last = batch.records[-1] if batch.records else None
+    # One without content could not be recognised if another client can read it later.
+    readable = (record for record in reversed(batch.records) if record.unreadable is None)
+    last = next(readable, None)
     epoch, last_epoch = batch.epochs
     tail = None if last is None else Tail.of(last, last_epoch)
     kafka_ahead_ms = (

@@ -161,6 +161,9 @@ class KafkaAccess:
             "enable.auto.offset.store": False,
             # `earliest` would silently skip over records that retention removed.
             "auto.offset.reset": "error",
+            # The largest record batch that brokers accept by default (socket.request.max.bytes), and the
+            # rest of the answer: with the client's 100 MB, such a batch stops all partitions of its broker.
+            "receive.message.max.bytes": 110_000_000,
             "allow.auto.create.topics": False,
         }
         return Consumer(self._with(defaults | own), logger=logger)

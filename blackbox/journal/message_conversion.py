@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from blackbox.core.plan import UNKNOWN_EPOCH
-from blackbox.records.request import Headers, Record
+from blackbox.records.request import Headers, Invalid, Reason, Record
 
 
 def read_records(messages: Sequence[Message]) -> list[Record]:
-    """The records of consumed messages; `unreadable` says why a record's headers cannot be read."""
+    """The records of consumed messages; `unreadable` says why a record or its headers cannot be read."""
     headers, unreadable = read_headers(messages)
     stamps = map(Message.timestamp, messages)
     records = [
         Record(m.offset(), ms, m.key(), m.value(), found, None, by == TIMESTAMP_LOG_APPEND_TIME)  # type: ignore[arg-type]
         for m, found, (by, ms) in zip(messages, headers, stamps, strict=True)
     ]
-    for place, why in unreadable.items():
-        records[place] = records[place]._replace(unreadable=why)
+    for place, refusal in unreadable.items():
+        records[place] = records[place]._replace(unreadable=refusal)
     return records
 
 
@@ -31,10 +31,10 @@ def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
     return (UNKNOWN_EPOCH if first is None else first, UNKNOWN_EPOCH if last is None else last)
 
 
-def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, str]]:
-    """The headers of each message; where a name is not UTF-8, they are empty, with the reason by index."""
+def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, Invalid]]:
+    """The headers of each message; where they cannot be read, they are empty, with the reason by index."""
     found: list[Headers] = []
-    unreadable: dict[int, str] = {}
+    unreadable: dict[int, Invalid] = {}
     # After an error, `waiting` continues with the next message, and `found` has all before it.
     waiting = map(Message.headers, messages)
     while len(found) < len(messages):
@@ -45,6 +45,11 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
             if not isinstance(cause, UnicodeDecodeError):
                 raise
             # A second call of headers() would return names that crash Python (confluent-kafka 2.16.1).
-            unreadable[len(found)] = f"a header name is not UTF-8: {cause}"
+            detail = f"a header name is not UTF-8: {cause}"
+            unreadable[len(found)] = Invalid(Reason.BAD_HEADERS, detail)
             found.append([])
+    for place, refusal in enumerate(map(Message.error, messages)):
+        if refusal is not None:
+            detail = f"its record batch has too many bytes, or is damaged: {refusal.str()}"
+            unreadable[place] = Invalid(Reason.UNREADABLE, detail)
     return found, unreadable

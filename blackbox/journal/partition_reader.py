@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from blackbox.journal.kafka_access import (
     read_right,
 )
 from blackbox.journal.topics import MISSING, topic_ids
+from blackbox.journal.unreadable_batches import read_over, readable
 from blackbox.records.errors import JournalLost, JournalSilent
 
 READ_RECORDS = 4000
@@ -172,9 +173,9 @@ class PartitionReader:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 # `consume` alone returns only once it has all records, or its timeout has passed.
                 while reached < end and (first := consumer.poll(self.silence_s)) is not None:
-                    polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = messages_below(polled, end)
-                    yield messages, reached
+                    for found in self._found(consumer, first, reached, end):
+                        reached = found[1]
+                        yield found
         finally:
             consumer.unassign()
         if reached < end:
@@ -195,9 +196,9 @@ class PartitionReader:
             while reached < end:
                 first = consumer.poll(self.silence_s)
                 if first is not None:
-                    polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
-                    messages, reached = messages_below(polled, end)
-                    yield messages, reached
+                    for found in self._found(consumer, first, reached, end):
+                        reached = found[1]
+                        yield found
                     continue
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
                 if position >= end:  # nothing but aborted records up to the end
@@ -207,6 +208,18 @@ class PartitionReader:
                     raise JournalSilent(
                         f"{topic}/{partition}: nothing read from {reached} on for {self.silence_s} s"
                     )
+
+    def _found(
+        self, consumer: Consumer, first: Message, reached: int, end: int
+    ) -> Iterator[tuple[list[Message], int]]:
+        """The `first` message and those that are fetched, each list with the offset reached."""
+        polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
+        found, refused = readable(polled)
+        messages, there = messages_below(found, end)
+        reached = max(reached, there)
+        yield messages, reached
+        if refused is not None and reached < end:
+            yield from read_over(consumer, refused, reached, end, self.silence_s)
 
     def _clients_admin(self) -> AdminClient:
         if self._admin is None:  # an idle client has length 0 and is falsy
@@ -251,7 +264,7 @@ def messages_at(
             yield messages
 
 
-def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]:
+def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
     Raises KafkaException for any other error that was polled in place of a message.
@@ -260,7 +273,7 @@ def messages_below(polled: list[Message], end: int) -> tuple[list[Message], int]
     for message in ends:
         if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
             raise KafkaException(message.error())
-    messages = [m for m in polled if m.error() is None] if ends else polled
+    messages = [m for m in polled if m.error() is None] if ends else list(polled)
     # The event also counts offsets without a message, such as transaction markers.
     reached = max(offset_of(message) for message in ends) if ends else 0
     if messages:

@@ -18,6 +18,7 @@ from blackbox.journal.partition_reader import (
     messages_below,
     offset_of,
 )
+from blackbox.journal.unreadable_batches import readable
 from blackbox.records.errors import JournalLost, JournalSilent, RecordsRemoved
 
 ANOTHER_SILENCE_S = 0.5
@@ -105,13 +106,13 @@ def _read_in_turn(
 
 
 class _Silent(Exception):
-    """Nothing was read for a while."""
+    """Nothing was read for a while, or a record batch cannot be read."""
 
 
 def _read_patiently(
     reader: PartitionReader, wanted: Range, start: int, reached: int
 ) -> Iterator[Chunk]:
-    """The rest of a range, after the client has returned nothing for a while."""
+    """The rest of a range, which the client does not return."""
     with closing(reader):
         rest = reader.read_patiently(wanted.topic, wanted.partition, reached, wanted.end)
         for messages, there in rest:
@@ -187,6 +188,8 @@ def _read_on(
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
+        if readable(polled)[1] is not None:
+            raise _Silent  # a reader that can read over it
         messages, there = messages_below(polled, wanted.end)
     except KafkaException as error:
         if error.args[0].code() in OUT_OF_RANGE:

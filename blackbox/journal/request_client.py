@@ -29,21 +29,26 @@ class StarvedShards:
         self.found: set[Shard] = set()
         self._fetched: dict[Shard, int] = {}
         self._waiting: set[Shard] = set()
+        self._answers: dict[int, int] = {}
 
     def __call__(self, statistics: str) -> None:
         fetched: dict[Shard, int] = {}
         waiting: set[Shard] = set()
-        for topic, about in orjson.loads(statistics)["topics"].items():
+        told = orjson.loads(statistics)
+        answers = {broker["nodeid"]: int(broker["rx"]) for broker in told["brokers"].values()}
+        # A broker that does not answer would not answer another consumer either.
+        answering = {id for id, count in answers.items() if count > self._answers.get(id, 0)}
+        for topic, about in told["topics"].items():
             for number, partition in about["partitions"].items():
                 shard, next_offset = Shard(topic, int(number)), int(partition["next_offset"])
                 fetched[shard] = next_offset
-                is_read = partition["fetch_state"] == "active"
+                is_read = partition["fetch_state"] == "active" and partition["leader"] in answering
                 if is_read and 0 <= next_offset < int(partition["ls_offset"]):
                     waiting.add(shard)
         same = {shard for shard, offset in fetched.items() if self._fetched.get(shard) == offset}
         # If no shard progresses, this process or the broker is slow.
         self.found = same & waiting & self._waiting if len(same) < len(fetched) else set()
-        self._fetched, self._waiting = fetched, waiting
+        self._fetched, self._waiting, self._answers = fetched, waiting, answers
 
 
 class RequestClient:
@@ -66,6 +71,7 @@ class RequestClient:
 
     def start(self, shard: Shard, offset: int) -> None:
         self.stop(shard)
+        self._starved.found.discard(shard)
         at = TopicPartition(shard.topic, shard.partition, offset)
         self._consumer.incremental_assign([at])
         self.positions[shard] = offset
@@ -127,8 +133,9 @@ class RequestClient:
             "reading requests: no connection for a while; replacing the client, which knew %s",
             self._monitor.known,
         )
-        self._consumer.close()
+        lost = self._consumer
         self._open()
+        lost.close()
         positions, self.positions = self.positions, {}
         for shard, offset in positions.items():
             self.start(shard, offset)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -24,6 +25,9 @@ FIRST_RECORD_S = 0.5
 IN_TURN_S = 0.02
 # How long nothing is read of a shard that is read apart before it is read together with the others again.
 APART_S = 10.0
+# The same if others wait for its turn, and how long that takes in any case.
+TURN_S = 2.0
+LOGGED_AGAIN_S = 600.0
 # Each has a consumer of its own, with a few threads and connections.
 MOST_APART = 4
 
@@ -38,18 +42,27 @@ class Lost(RecoveryRequired):
 
 @dataclass(slots=True)
 class _Apart:
-    """A shard that is read apart, and the times (monotonic, in s) at which this began, and records were read."""
+    """A shard that is read apart, and the times (monotonic, in s) at which this began, and records were read.
+
+    `is_read`: all of it was read, as far as is known.
+    """
 
     client: RequestClient
     began_s: float
     read_s: float
+    is_read: bool = False
+
+    def is_over(self, now_s: float, *, others_wait: bool) -> bool:
+        if others_wait and (self.is_read or now_s > self.began_s + TURN_S):
+            return True
+        return now_s > self.read_s + APART_S
 
 
 class RequestReader:
     """Reads the shards that were started, each from its own position on.
 
     Up to four shards are read apart, each by a consumer of its own: those of which nothing is fetched
-    beside the others.
+    beside the others. If there are more, they take turns.
 
     `start`, `stop`, `pause` and `resume` may be called from any thread. They take effect at the start
     of the next `read`, so no batch comes from an abandoned position.
@@ -61,22 +74,23 @@ class RequestReader:
         self._apart: dict[Shard, _Apart] = {}
         self._most = most_records
         self._gather_s = gather_s
-        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._turn_ended_s: dict[Shard, float] = {}
+        self._asked: deque[Callable[[], None]] = deque()
         self._paused = False
 
     def start(self, shard: Shard, offset: int) -> None:
         """Read this shard from `offset` on, also if it was being read from elsewhere."""
-        self._asked.put(lambda: self._start(shard, offset))
+        self._asked.append(lambda: self._start(shard, offset))
 
     def stop(self, shard: Shard) -> None:
-        self._asked.put(lambda: self._stop(shard))
+        self._asked.append(lambda: self._stop(shard))
 
     def pause(self) -> None:
         """Leave all requests in Kafka until `resume`."""
-        self._asked.put(lambda: self._pause(True))
+        self._asked.append(lambda: self._pause(True))
 
     def resume(self) -> None:
-        self._asked.put(lambda: self._pause(False))
+        self._asked.append(lambda: self._pause(False))
 
     def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
         """Wait up to 0.5 s for a record, then gather more for `gather_s`; up to about 16 MB of each consumer.
@@ -84,15 +98,15 @@ class RequestReader:
         Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
         only records that are already fetched.
         """
-        while not self._asked.empty():  # only this thread takes from it
-            self._asked.get()()
+        while self._asked:  # only this thread takes from it
+            self._asked.popleft()()
         before = [(shard, at) for client in self._clients for shard, at in client.positions.items()]
         try:
             batches, lost = self._batches(self._messages(wait))
             self._rearrange()
         except BaseException as error:
-            for shard, offset in before:
-                self.start(shard, offset)  # records that were taken and not returned are read again
+            # Records that were taken and not returned are read again; what was asked for since comes later.
+            self._asked.extendleft(partial(self._start, *one) for one in before)
             if isinstance(error, KafkaException):
                 raise journal_error(error, "cannot read request topics") from None
             raise
@@ -114,35 +128,37 @@ class RequestReader:
             # One at each call, so that others wait for at most one large batch; in turn.
             shard = next(iter(self._apart))
             apart = self._apart[shard] = self._apart.pop(shard)
-            if messages := apart.client.read(self._most, 0, 0):
+            messages = apart.client.read(self._most, 0, 0)
+            apart.is_read = not messages and apart.read_s > apart.began_s
+            if messages:
                 found[shard] = messages
                 apart.read_s = time.monotonic()
         return found
 
     def _rearrange(self) -> None:
         """Choose which shards are read apart from now on. Their positions must be behind all that was read."""
+        now_s, waiting = time.monotonic(), self._together.starved
         for shard, apart in list(self._apart.items()):
-            if time.monotonic() > apart.read_s + APART_S:
+            if apart.is_over(now_s, others_wait=len(waiting) > MOST_APART - len(self._apart)):
                 self._end_apart(shard)
-        for shard in self._together.starved:
+        # In turn, also those of a broker that answers nobody.
+        waiting_longest = sorted(waiting, key=lambda shard: self._turn_ended_s.get(shard, 0.0))
+        for shard in waiting_longest[: MOST_APART - len(self._apart)]:
             self._set_apart(shard)
 
     def _set_apart(self, shard: Shard) -> None:
-        now_s = time.monotonic()
-        if len(self._apart) == MOST_APART:
-            longest = min(self._apart, key=lambda shard: self._apart[shard].began_s)
-            if now_s < self._apart[longest].began_s + APART_S:
-                return
-            self._end_apart(longest)
-        logger.info("%s: nothing is fetched beside other shards; reading it apart", shard)
+        if time.monotonic() > self._turn_ended_s.get(shard, float("-inf")) + LOGGED_AGAIN_S:
+            logger.info("%s: nothing is fetched beside other shards; reading it apart", shard)
         client = RequestClient(self._access)
         client.pause(self._paused)
         client.start(shard, self._together.positions[shard])
         self._together.stop(shard)
+        now_s = time.monotonic()
         self._apart[shard] = _Apart(client, now_s, now_s)
 
     def _end_apart(self, shard: Shard) -> None:
         client = self._apart.pop(shard).client
+        self._turn_ended_s[shard] = time.monotonic()
         self._together.start(shard, client.positions[shard])
         client.close()
 
@@ -174,6 +190,7 @@ class RequestReader:
 
     def _stop(self, shard: Shard) -> None:
         self._together.stop(shard)
+        self._turn_ended_s.pop(shard, None)
         if (apart := self._apart.pop(shard, None)) is not None:
             apart.client.close()
 
@@ -199,4 +216,6 @@ def _is_final(error: KafkaError) -> bool:
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        # An opening reads over it.
+        KafkaError._BAD_COMPRESSION,
     )

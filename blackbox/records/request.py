@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 class Record(NamedTuple):
     """A record of a request topic as Kafka returned it; `timestamp_ms` is Kafka's.
 
-    `unreadable` says what could not be read at all (a header name that is not UTF-8). `has_broker_time`:
+    `unreadable`: it, or its headers, could not be read at all (such as a name that is not UTF-8). `has_broker_time`:
     the broker set the timestamp (`LogAppendTime`), not the writer.
     """
 
@@ -57,7 +57,7 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
-    unreadable: str | None = None
+    unreadable: Invalid | None = None
     has_broker_time: bool = False
 
 
@@ -84,6 +84,7 @@ class Reason(StrEnum):
     BAD_ID = "bad-id"
     BAD_CANCEL = "bad-cancel"
     BAD_ENCODING = "bad-encoding"
+    UNREADABLE = "unreadable"
     BAD_EXPIRY = "bad-expiry"
     BAD_RECURRENCE = "bad-recurrence"
     UNKNOWN_TOPIC = "unknown-topic"

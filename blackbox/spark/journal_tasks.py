@@ -114,7 +114,7 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
     about: tuple[Any, ...]
     carries: tuple[int | None, int | None] = (None, None)
     if record.unreadable is not None:
-        asked = Invalid(Reason.BAD_HEADERS, record.unreadable)
+        asked = record.unreadable
     elif carried(record.headers):
         try:
             carry = carry_of(record)

@@ -1114,7 +1114,7 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "        for shard in self._together.starved:\n",
+                "        for shard in waiting_longest[: MOST_APART - len(self._apart)]:\n",
                 "        for shard in ():\n",
             ),
         ),
@@ -1127,12 +1127,77 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "            self._end_apart(longest)\n",
-                "            return\n",
+                "        if others_wait and (self.is_read or",
+                "        if False and (self.is_read or",
             ),
         ),
         (),
         ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "apart-not-in-turn",
+        "Of many shards that wait to be read apart, always the same ones are.",
+        (
+            Change(
+                "journal/request_reader.py",
+                "sorted(waiting, key=lambda shard: self._turn_ended_s.get(shard, 0.0))",
+                "sorted(waiting)",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "apart-from-a-silent-broker",
+        "Shards of a broker that does not answer are read apart, and take the turns of others.",
+        (
+            Change(
+                "journal/request_client.py",
+                ' and partition["leader"] in answering',
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_starved_shards.py",),
+    ),
+    Bug(
+        "stopped-and-read-again",
+        "A read that fails restarts a shard that was stopped in the meantime.",
+        (
+            Change(
+                "journal/request_reader.py",
+                "self._asked.extendleft(",
+                "self._asked.extend(",
+            ),
+        ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "unreadable-batch-stops-a-shard",
+        "A record batch that the client cannot decompress stops its shard for ever.",
+        (
+            Change(
+                "journal/partition_reader.py",
+                "        found, refused = readable(polled)\n",
+                "        found, refused = polled, None\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_unreadable_batches.py",),
+    ),
+    Bug(
+        "unreadable-batch-is-passed-over",
+        "Only the first record of an unreadable batch becomes a dead letter.",
+        (
+            Change(
+                "journal/unreadable_batches.py",
+                "    for at in range(first, behind, AT_ONCE):\n",
+                "    for at in range(first, first + 1, AT_ONCE):\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_unreadable_batches.py",),
     ),
     Bug(
         "silence-of-aborted-records",

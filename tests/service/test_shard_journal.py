@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal import kafka_access as access_module
@@ -365,12 +365,13 @@ def test_a_shard_of_which_nothing_is_fetched_is_read_apart(
     reader.close()
 
 
+@pytest.mark.parametrize("seats", [1, 2])
 def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_turn(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, seats: int
 ) -> None:
     starved = property(lambda client: set(client.positions) if len(client.positions) > 1 else set())
     monkeypatch.setattr(request_client.RequestClient, "starved", starved)
-    monkeypatch.setattr(request_reader, "MOST_APART", 2)
+    monkeypatch.setattr(request_reader, "MOST_APART", seats)
     monkeypatch.setattr(request_reader, "APART_S", 0.2)
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
     reader = RequestReader(access, most_records=100, gather_s=0.005)
@@ -378,23 +379,49 @@ def test_no_more_than_four_shards_are_read_apart_and_each_of_the_others_has_its_
     read = dict.fromkeys(shards, 0)
     for shard in shards:
         reader.start(shard, 0)
-    been_apart = set[Shard]()
+    read_apart = set[Shard]()
 
-    def all_have_been_apart() -> bool:
+    def all_were_read_apart() -> bool:
         for shard in shards:
             world.send_raw(b"x", partition=shard.partition)
         world.flush()
+        apart = {shard for client in reader._clients[1:] for shard in client.positions}
+        assert len(reader._clients) <= 1 + seats
         for shard, batch in reader.read()[0].items():
             assert batch.start == read[shard]
             read[shard] = batch.end
-        apart = reader._clients[1:]
-        assert len(apart) <= 2
-        been_apart.update(shard for client in apart for shard in client.positions)
-        return been_apart == set(shards)
+            read_apart.update({shard} & apart)
+        return read_apart == set(shards)
 
-    until("each shard has been read apart", all_have_been_apart)
+    until("each shard has been read apart", all_were_read_apart)
     monkeypatch.setattr(request_client.RequestClient, "starved", property(lambda client: set()))
     until("all are read together", lambda: not reader.read()[0] and len(reader._clients) == 1)
+    reader.close()
+
+
+def test_a_shard_that_was_stopped_during_a_failed_read_is_not_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    reader = RequestReader(access, most_records=100, gather_s=0.005)
+    stopped, other = (Shard(world.requests, partition) for partition in range(2))
+    for one in (stopped, other):
+        reader.start(one, 0)
+        world.send_raw(b"x", partition=one.partition)
+    world.flush()
+    reader.read(wait=False)
+
+    def fails(messages: object) -> None:
+        reader.stop(stopped)
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(reader, "_batches", fails)
+        with pytest.raises(RecoveryRequired):
+            reader.read()
+
+    assert until("the other is read", lambda: reader.read()[0].get(other)).start == 0
+    assert [*reader._together.positions] == [other]
     reader.close()
 
 

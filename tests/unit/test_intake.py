@@ -150,7 +150,8 @@ def test_an_invalid_record_is_stored_unchanged_and_is_due_at_once(
 def test_a_record_that_the_client_cannot_read_completely_is_invalid(
     index: ShardIndex, client: Any
 ) -> None:
-    unreadable = Record(0, 10, b"k", b"{}", [], "a header name is no UTF-8")
+    why = Invalid(Reason.BAD_HEADERS, "a header name is no UTF-8")
+    unreadable = Record(0, 10, b"k", b"{}", [], why)
 
     taken = intake(index).parse_and_store(Batch(0, 1, [unreadable]), NOW_MS)
 

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from blackbox.journal.request_client import StarvedShards
 from blackbox.records.request import Shard
 
+Told = dict[str, Any]
+
 BUSY, OTHER = Shard("TB", 0), Shard("TB", 1)
 
 
-def statistics(*partitions: tuple[int, int], state: str = "active") -> str:
-    """Statistics of TB with the next and the last stable offset of each partition."""
+def statistics(*partitions: tuple[int, int], state: str = "active", leader: int = 1) -> Told:
+    """Statistics of TB with the next and the last stable offset of each partition; the last one has this leader."""
     about = {
-        str(number): {"next_offset": at, "ls_offset": end, "fetch_state": state}
+        str(number): {"next_offset": at, "ls_offset": end, "fetch_state": state, "leader": 1}
         for number, (at, end) in enumerate(partitions)
     }
-    about["-1"] = {"next_offset": 0, "ls_offset": -1001, "fetch_state": "none"}
-    return json.dumps({"topics": {"TB": {"partitions": about}}})
+    about[str(len(partitions) - 1)]["leader"] = leader
+    about["-1"] = {"next_offset": 0, "ls_offset": -1001, "fetch_state": "none", "leader": -1}
+    return {"topics": {"TB": {"partitions": about}}}
 
 
-def found(*told: str) -> set[Shard]:
+def found(*told: Told) -> set[Shard]:
+    """The starved shards after these statistics, in which broker 1 answers, and broker 2 does not."""
     shards = StarvedShards()
-    for one in told:
-        shards(one)
+    for number, one in enumerate(told, 1):
+        brokers = {"one": {"nodeid": 1, "rx": 10 * number}, "two": {"nodeid": 2, "rx": 10}}
+        shards(json.dumps(one | {"brokers": brokers}))
     return shards.found
 
 
@@ -57,4 +63,10 @@ def test_other_shards_are_not(
 
 def test_nor_are_shards_that_are_not_read() -> None:
     told = [statistics((at, 900), (5, 9), state="stopped") for at in (100, 200)]
+    assert found(*told) == set()
+
+
+@pytest.mark.parametrize("leader", [2, -1])
+def test_nor_are_shards_whose_broker_answers_nobody(leader: int) -> None:
+    told = [statistics((at, 900), (5, 9), leader=leader) for at in (100, 200, 300)]
     assert found(*told) == set()

@@ -1,0 +1,135 @@
+"""Record batches that brokers accept and the Kafka client cannot decompress."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import NewTopic
+
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import read_records
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.request_reader import RequestReader
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import receipts_topic
+from blackbox.records.request import Reason, Record, Shard
+from tests.world import World, both_engines_in_proof, until
+
+pytestmark = pytest.mark.service
+
+TOO_MANY_BYTES = 150_000_000
+"""Of a batch when it is decompressed: the client takes 110 MB."""
+
+
+@pytest.fixture
+def shard(world: World) -> Shard:
+    world.create(NewTopic(receipts_topic(world.requests), 4))
+    return Shard(world.requests, 0)
+
+
+def write_batch(world: World, count: int, partition: int = 0) -> None:
+    """Write so many records in one batch of a few kilobytes."""
+    settings = {
+        "bootstrap.servers": world.kafka.bootstrap_servers,
+        "message.max.bytes": 1_000_000_000,
+        "batch.size": 1_000_000_000,
+        "queue.buffering.max.kbytes": 1_000_000,
+        "compression.type": "zstd",
+        "linger.ms": 60_000,
+    }
+    producer = Producer(settings)
+    for _ in range(count):
+        value = bytes(TOO_MANY_BYTES // count)
+        producer.produce(world.requests, value, partition=partition)
+    assert producer.flush(60) == 0
+
+
+def write_one(world: World, value: bytes) -> None:
+    world.send_raw(value, partition=0)
+    world.flush()
+
+
+def read_from(how: str, shard: Shard, access: KafkaAccess, start: int, end: int) -> list[Record]:
+    if how == "ranges of many":
+        chunks = read_ranges(access, [Range(*shard, start, end)])
+        return [record for chunk in chunks for record in read_records(chunk.messages)]
+    with closing(ShardJournal(shard, access)) as journal:
+        return [record for batch in journal.requests(start, end) for record in batch.records]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+def test_the_records_of_an_unreadable_batch_are_returned_without_content(
+    world: World, shard: Shard, how: str, count: int
+) -> None:
+    write_one(world, b"before")
+    write_batch(world, count)
+    write_batch(world, 3)
+    write_one(world, b"behind")
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    end = count + 5
+
+    for start in range(end):
+        found = read_from(how, shard, access, start, end)
+
+        assert [record.offset for record in found] == [*range(start, end)]
+        for record in found:
+            if record.offset in (0, end - 1):
+                assert record.unreadable is None
+                assert record.value in (b"before", b"behind")
+            else:
+                assert record.unreadable is not None
+                assert record.unreadable.reason == Reason.UNREADABLE
+                assert record.value is None
+    # the end of what is wanted may be inside
+    assert [record.offset for record in read_from(how, shard, access, 0, 2)] == [0, 1]
+
+
+def test_the_reader_of_all_shards_leaves_such_a_shard_to_an_opening(
+    world: World, shard: Shard
+) -> None:
+    write_batch(world, 2)
+    other = Shard(world.requests, 1)
+    reader = RequestReader(
+        KafkaAccess(world.kafka.bootstrap_servers, world.name), most_records=100, gather_s=0.005
+    )
+    reader.start(shard, 0)
+    reader.start(other, 0)
+    [lost] = until("it is lost", lambda: reader.read()[1])
+    assert lost.shard == shard
+    reader.stop(shard)
+    world.send_raw(b"x", partition=1)
+    world.flush()
+    assert until("the other is read", lambda: reader.read()[0].get(other))
+    reader.close()
+
+
+@both_engines_in_proof
+def test_an_unreadable_batch_becomes_dead_letters_and_stops_nothing(world: World) -> None:
+    world.ask(10, within_s=20, from_s=10, partition=0)
+    service = world.start_service().wait_ready()
+    write_batch(world, 3)
+    world.ask(20, within_s=2, partition=0)
+    world.ask(20, within_s=2, partition=1)
+
+    assert world.wait_delivered().is_exact
+
+    letters = until("all are dead letters", lambda: as_many(world, 3))
+    for letter in letters:
+        headers = dict(letter.headers() or [])
+        assert headers["blackbox-reason"] == b"unreadable"
+        assert "Invalid compressed data" in str(headers["blackbox-detail"])
+        assert letter.value() is None
+    assert service.metric("blackbox_invalid_total") == 3
+    service.stop()
+    world.start_service().wait_ready()
+    world.ask(10, within_s=1, partition=0)
+    assert world.wait_delivered().is_exact
+    assert len(world.received(world.dead_letters)) == 3
+
+
+def as_many(world: World, count: int) -> list[Message]:
+    found = world.received(world.dead_letters)
+    return found if len(found) == count else []
