@@ -97,6 +97,8 @@ class ClaimCheck:
         there = offset_of(message)
         if there not in wanted:
             return False
+        if (unreadable := message.error()) is not None:
+            raise JournalLost(f"the record at offset {there}: {unreadable.str()}")
         source = self.shard.source(wanted[there]).encode()
         headers = message.headers() or []
         return ("blackbox-source", source) in headers or (AGAIN, source) in headers

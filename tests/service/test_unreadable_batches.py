@@ -14,6 +14,7 @@ from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
+from blackbox.records.receipt import Claim
 from blackbox.records.request import Reason, Record, Shard
 from tests.world import World, both_engines_in_proof, until
 
@@ -104,6 +105,16 @@ def test_the_reader_of_all_shards_leaves_such_a_shard_to_an_opening(
     world.flush()
     assert until("the other is read", lambda: reader.read()[0].get(other))
     reader.close()
+
+
+def test_a_message_in_an_unreadable_batch_is_not_missing(world: World, shard: Shard) -> None:
+    write_batch(world, 2)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    claim = Claim(5, "delivered", f"{world.requests}/0", 1, "")
+    with closing(ShardJournal(shard, access)) as journal:
+        checked = journal.check([claim], 0)
+    assert checked.missing == []
+    assert "Invalid compressed data" in checked.unread[claim]
 
 
 @both_engines_in_proof
