@@ -1187,13 +1187,26 @@ BUGS = (
         ("tests/service/test_unreadable_batches.py",),
     ),
     Bug(
-        "unreadable-batch-is-passed-over",
-        "Only the first record of an unreadable batch becomes a dead letter.",
+        "unreadable-message-is-missing",
+        "A message that cannot be read counts as missing, and is delivered again.",
+        (
+            Change(
+                "journal/claim_check.py",
+                "        if (unreadable := message.error()) is not None:\n",
+                "        if (unreadable := message.error()) is not None and False:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_unreadable_batches.py",),
+    ),
+    Bug(
+        "unreadable-batch-without-end",
+        "Records behind an unreadable batch become dead letters as well.",
         (
             Change(
                 "journal/unreadable_batches.py",
-                "    for at in range(first, behind, AT_ONCE):\n",
-                "    for at in range(first, first + 1, AT_ONCE):\n",
+                "    while behind - inside > 1:\n",
+                "    while False:\n",
             ),
         ),
         (),

@@ -36,7 +36,7 @@ FRESH_S = 5.0  # how old a task's last report may be for its shards to count as 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 LISTEN_S = 0.2
-LOOK_S = 0.05
+LOOK_S, SLOW_LOOK_S = 0.05, 0.2
 
 
 class WindowLost(Exception):
@@ -199,7 +199,7 @@ class DispatchWindows:
                 if present is not None and following is None:
                     self._make_current(present)
             # Once `_stopping` is set, waiting for it returns at once.
-            self._stopping.wait(LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
+            self._stopping.wait(SLOW_LOOK_S) if not self._stopping.is_set() else time.sleep(LOOK_S)
 
     def _launch(self, group: int) -> RunningWindow:
         with self._lock:

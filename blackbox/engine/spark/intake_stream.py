@@ -33,7 +33,7 @@ logger = logging.getLogger("blackbox.spark.intake")
 
 BATCH_RECORDS = 500_000
 
-LOOK_S = 0.1
+LOOK_S, SLOW_LOOK_S = 0.1, 0.5  # at a running query it is a call of the JVM
 SETTLE_S = 0.3  # shards come one by one, and a query takes a second to start
 # Shards are asked about in parallel, so that a silent node of Redis delays few others.
 ASKED_AT_ONCE = 8
@@ -148,7 +148,7 @@ class IntakeStream:
                     if self._may_be_read(missing) or (self._in_query and self._must_go_back()):
                         break
                     until_s = time.monotonic() + MISSING_S
-                self._changed.wait(LOOK_S)
+                self._changed.wait(SLOW_LOOK_S)
             failure = query.exception()
             if failure is not None:
                 raise failure
