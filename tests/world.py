@@ -517,6 +517,7 @@ def each_of(bootstrap_servers: str, *topics: str) -> Iterator[Message]:
             "enable.partition.eof": True,
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 20,
+            "receive.message.max.bytes": 1_000_000_000,  # also for batches that blackbox cannot read
         }
     )
     yield from read_with(consumer, *topics)

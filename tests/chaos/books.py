@@ -111,7 +111,15 @@ def account(
 
 
 def _asked_in(letter: Message) -> str:
-    """The body of the request. If the record was deleted with its topic, the dead letter has only the body."""
+    """The body of the request. If the record was deleted with its topic, the dead letter has only the body.
+
+    Of a record that nobody can read, it is the place.
+    """
+    about = dict(letter.headers() or [])
+    if about.get("blackbox-reason") == b"unreadable":
+        source = about["blackbox-source"]
+        assert isinstance(source, bytes)
+        return source.decode()
     value = (letter.value() or b"").decode()
     return str(json.loads(value)["message"]) if value.startswith("{") else value
 

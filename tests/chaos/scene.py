@@ -26,7 +26,7 @@ from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt, decode, without_void
 from blackbox.records.request import Shard
 from tests.chaos import crash_points
-from tests.chaos.books import Account, account, read_journal
+from tests.chaos.books import Account, Asked, account, read_journal
 from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire
 from tests.chaos.schedule import Ask, Schedule, Setup
@@ -93,6 +93,7 @@ class Scene:
         self.missing_topic = f"{self.world.name}.missing"
         self.doomed_topic = f"{self.world.name}.doomed"
         self.is_doomed_asked = False
+        self.unreadable: list[tuple[int, int]] = []
         self.stays_pending = 0
         self.ahead_s = 0
         self._settle_s = SETTLE_S if engine == "process" else SPARK_SETTLE_S
@@ -422,8 +423,12 @@ class Scene:
         found: dict[str | None, list[Message]] = {topic: [] for topic in read}
         for message in each_of(servers, *read):
             found[message.topic()].append(message)
+        written = sorted(self._written, key=_time_and_place)
+        unreadable = [
+            Asked(f"{world.requests}/{p}@{o}", (p, o), "", None) for p, o in self.unreadable
+        ]
         return account(
-            read_journal([message for _, message in sorted(self._written, key=_time_and_place)]),
+            [*read_journal([message for _, message in written]), *unreadable],
             [message for target in world.targets for message in found[target]],
             found[world.dead_letters],
             now_ms=time.time_ns() // 1_000_000 + self.ahead_s * 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.kafka_access import KafkaAccess
@@ -16,12 +16,10 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Reason, Record, Shard
+from tests.unreadable_batch import write_unreadable_batch
 from tests.world import World, both_engines_in_proof, until
 
 pytestmark = pytest.mark.service
-
-TOO_MANY_BYTES = 150_000_000
-"""Of a batch when it is decompressed: the client takes 110 MB."""
 
 
 @pytest.fixture
@@ -30,21 +28,8 @@ def shard(world: World) -> Shard:
     return Shard(world.requests, 0)
 
 
-def write_batch(world: World, count: int, partition: int = 0) -> None:
-    """Write so many records in one batch of a few kilobytes."""
-    settings = {
-        "bootstrap.servers": world.kafka.bootstrap_servers,
-        "message.max.bytes": 1_000_000_000,
-        "batch.size": 1_000_000_000,
-        "queue.buffering.max.kbytes": 1_000_000,
-        "compression.type": "zstd",
-        "linger.ms": 60_000,
-    }
-    producer = Producer(settings)
-    for _ in range(count):
-        value = bytes(TOO_MANY_BYTES // count)
-        producer.produce(world.requests, value, partition=partition)
-    assert producer.flush(60) == 0
+def write_batch(world: World, count: int) -> None:
+    write_unreadable_batch(world.kafka.bootstrap_servers, world.requests, count, 0)
 
 
 def write_one(world: World, value: bytes) -> None:
