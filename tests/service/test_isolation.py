@@ -32,6 +32,7 @@ from blackbox.journal.own_topics import UNLIMITED_RETENTION
 from blackbox.journal.topics import receipts_topic
 from tests.conftest import missing
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
+from tests.unreadable_batch import write_unreadable_batch
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
@@ -249,6 +250,12 @@ def garbage(scene: Scene) -> None:
         scene.world.send_raw("{" * 2000, [("CALLER_SERVICE", "noisy")], partition=TROUBLED)
 
 
+def unreadable_batches(scene: Scene) -> None:
+    world = scene.world
+    for _ in range(5):
+        write_unreadable_batch(world.kafka.bootstrap_servers, world.requests, 3, TROUBLED)
+
+
 def over_quota(scene: Scene) -> None:
     scene.ask(MUCH, scene.target("busy"), caller="hoarder")
 
@@ -290,6 +297,9 @@ TROUBLES = (
             ("blackbox_hidden_records", "")),
     Trouble("a caller requests 20,000 messages at once", flood, "the caller", ("blackbox_fired_total", "")),
     Trouble("a caller writes garbage", garbage, NOISY, ("blackbox_dead_total", "")),
+    Trouble("a caller writes batches that cannot be read", unreadable_batches,
+            "callers that write to that partition; the caller: dead letters",
+            ("blackbox_dead_total", "")),
     Trouble("a caller is over its quota", over_quota, NOISY, ("blackbox_refused_total", "")),
     Trouble("a caller cancels 20,000 requests", cancels, "none", ("", "")),
     Trouble("the dead-letter topic is missing", letters_missing, "readers of dead letters",
