@@ -1,35 +1,72 @@
-"""A record that no client here can write: clients require header names to be text."""
+"""Records that no client here can write: with header names that are not text, or offsets that are not their own."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class RawRecord(NamedTuple):
+    """A record as its bytes say. `offset_delta` is relative to its batch: None is its place in that."""
+
+    value: bytes
+    offset_delta: int | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
 
 def write_with_header(bootstrap_servers: str, topic: str, name: bytes, value: bytes) -> None:
-    """Produce to partition 0 a record with one header, whose name may be any bytes (below 30)."""
+    """Produce to partition 0 a record with one header, whose name may be any bytes."""
+    write_raw(bootstrap_servers, topic, [RawRecord(value, headers=[(name, b"1")])])
 
-    def counted(data: bytes) -> bytes:
-        return bytes([len(data) << 1]) + data  # a zigzag varint below 64
 
-    record = bytes([0, 0, 0, 1]) + counted(value) + bytes([2]) + counted(name) + counted(b"1")
-    now_ms = int(time.time() * 1000)
-    checked = struct.pack(">hiqqqhii", 0, 0, now_ms, now_ms, -1, -1, -1, 1) + counted(record)
-    records = struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
+def write_raw(
+    bootstrap_servers: str, topic: str, records: Sequence[RawRecord], partition: int = 0
+) -> None:
+    """Produce the records as one batch without compression."""
+    now_ms, last = int(time.time() * 1000), len(records) - 1
+    checked = struct.pack(">hiqqqhii", 0, last, now_ms, now_ms, -1, -1, -1, len(records))
+    checked += b"".join(_encoded(record, place) for place, record in enumerate(records))
+    batch = struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
     name_of_topic = topic.encode()
     request = (
         struct.pack(">hhihhhi", 0, 3, 1, -1, -1, 1, 5000)
         + struct.pack(">ih", 1, len(name_of_topic))
         + name_of_topic
-        + struct.pack(">iii", 1, 0, len(records))
-        + records
+        + struct.pack(">iii", 1, partition, len(batch))
+        + batch
     )
     host, _, port = bootstrap_servers.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as broker:
         broker.sendall(struct.pack(">i", len(request)) + request)
         answer = broker.makefile("rb").read(4 + 4 + 4 + 2 + len(name_of_topic) + 4 + 4 + 2)
     assert answer[-2:] == b"\0\0", answer
+
+
+def _encoded(record: RawRecord, place: int) -> bytes:
+    delta = place if record.offset_delta is None else record.offset_delta
+    no_key = _varint(-1)
+    body = b"\0" + _varint(0) + _varint(delta) + no_key + _counted(record.value)
+    body += _varint(len(record.headers))
+    for name, value in record.headers:
+        body += _counted(name) + _counted(value)
+    return _counted(body)
+
+
+def _counted(data: bytes) -> bytes:
+    return _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    """Zigzag: negative numbers are odd."""
+    left = (number << 1) ^ (number >> 63)
+    found = bytearray()
+    while left > 0x7F:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*found, left])
 
 
 def crc32c(data: bytes) -> int:

@@ -12,7 +12,8 @@ from confluent_kafka import Message
 
 from blackbox.core.plan import Bounds
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.partition_reader import PartitionReader, messages_at, offset_of
+from blackbox.journal.partition_reader import PartitionReader, messages_at
+from blackbox.journal.polled_messages import offset_of
 from blackbox.records.errors import JournalLost
 from blackbox.records.receipt import Checked, Claim
 from blackbox.records.recurrence import AGAIN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.core.plan import Binding, Bounds, stretches
+from blackbox.journal.claimed_offsets import PlaceCheck, believed, read_doubted
 from blackbox.journal.kafka_access import (
     FETCH_BYTES,
     REQUEST_TIMEOUT_S,
@@ -27,6 +28,7 @@ from blackbox.journal.kafka_access import (
     outcome,
     read_right,
 )
+from blackbox.journal.polled_messages import messages_below
 from blackbox.journal.topics import MISSING, topic_ids
 from blackbox.journal.unreadable_batches import read_over, readable
 from blackbox.records.errors import JournalLost, JournalSilent
@@ -56,9 +58,13 @@ class PartitionReader:
     _consumer: Consumer | None = None
     _admin: AdminClient | None = None
 
+    def __post_init__(self) -> None:
+        self._is_there = PlaceCheck(self._connect, self.silence_s)
+
     def close(self) -> None:
         """Close the clients; the next use creates new ones."""
         self._admin = None
+        self._is_there.close()
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -215,10 +221,16 @@ class PartitionReader:
         """The `first` message and those that are fetched, each list with the offset reached."""
         polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
         found, refused = readable(polled)
-        messages, there = messages_below(found, end)
+        trusted = believed(found, reached, self._is_there)
+        messages, there = messages_below(trusted, end)
         reached = max(reached, there)
         yield messages, reached
-        if refused is not None and reached < end:
+        if reached >= end:
+            return
+        if len(trusted) < len(found):
+            at = found[0].topic() or "", found[0].partition() or 0
+            yield from read_doubted(consumer, *at, reached, end, self.silence_s)
+        elif refused is not None:
             yield from read_over(consumer, refused, reached, end, self.silence_s)
 
     def _clients_admin(self) -> AdminClient:
@@ -228,8 +240,11 @@ class PartitionReader:
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self.access.consumer(**self._settings())
+            self._consumer = self._connect()
         return self._consumer
+
+    def _connect(self) -> Consumer:
+        return self.access.consumer(**self._settings())
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -262,31 +277,6 @@ def messages_at(
     for stretch in stretches(kept, READ_RECORDS):
         for messages, _ in reader.read(topic, partition, *stretch):
             yield messages
-
-
-def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], int]:
-    """The messages below `end`, and the offset reached by them and by end-of-partition events.
-
-    Raises KafkaException for any other error that was polled in place of a message.
-    """
-    ends = [message for message in polled if message.error() is not None]
-    for message in ends:
-        if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
-            raise KafkaException(message.error())
-    messages = [m for m in polled if m.error() is None] if ends else list(polled)
-    # The event also counts offsets without a message, such as transaction markers.
-    reached = max(offset_of(message) for message in ends) if ends else 0
-    if messages:
-        reached = max(reached, offset_of(messages[-1]) + 1)
-    if reached > end:
-        messages = [message for message in messages if offset_of(message) < end]
-    return messages, min(reached, end)
-
-
-def offset_of(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
 
 
 def is_gone(error: JournalLost) -> bool:

@@ -9,15 +9,11 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from blackbox.journal.claimed_offsets import believed
 from blackbox.journal.ends import OUT_OF_RANGE
 from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
-from blackbox.journal.partition_reader import (
-    READ_RECORDS,
-    SILENCE_S,
-    PartitionReader,
-    messages_below,
-    offset_of,
-)
+from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, PartitionReader
+from blackbox.journal.polled_messages import messages_below, offset_of
 from blackbox.journal.unreadable_batches import readable
 from blackbox.records.errors import JournalLost, JournalSilent, RecordsRemoved
 
@@ -106,7 +102,7 @@ def _read_in_turn(
 
 
 class _Silent(Exception):
-    """Nothing was read for a while, or a record batch cannot be read."""
+    """Nothing was read for a while, a record batch cannot be read, or an offset is in doubt."""
 
 
 def _read_patiently(
@@ -188,8 +184,9 @@ def _read_on(
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
-        if readable(polled)[1] is not None:
-            raise _Silent  # a reader that can read over it
+        is_doubted = len(believed(polled, reached, lambda _: False)) < len(polled)
+        if is_doubted or readable(polled)[1] is not None:
+            raise _Silent  # to a reader that can look offsets up, and read over batches
         messages, there = messages_below(polled, wanted.end)
     except KafkaException as error:
         if error.args[0].code() in OUT_OF_RANGE:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from confluent_kafka import Message
 
 from blackbox.journal.message_conversion import read_headers
-from blackbox.journal.partition_reader import offset_of
+from blackbox.journal.polled_messages import offset_of
 from blackbox.journal.topics import RECEIPTS_SUFFIX
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import NotAReceipt, Receipt, decode

@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.core.plan import Batch
-from blackbox.journal.kafka_access import KafkaAccess, explained, journal_error, read_right
+from blackbox.journal.claimed_offsets import PlaceCheck, believed
+from blackbox.journal.kafka_access import (
+    FETCH_BYTES,
+    KafkaAccess,
+    explained,
+    journal_error,
+    read_right,
+)
 from blackbox.journal.message_conversion import leader_epochs, read_records
 from blackbox.journal.request_client import RequestClient
-from blackbox.records.errors import RecoveryRequired
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -30,6 +37,15 @@ TURN_S = 2.0
 LOGGED_AGAIN_S = 600.0
 # Each has a consumer of its own, with a few threads and connections.
 MOST_APART = 4
+
+# While an offset is looked up, no shard is read.
+LOOK_UP_S = 2.0
+LOOK_UP = {
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 20,
+    "fetch.message.max.bytes": FETCH_BYTES,
+    "queued.min.messages": 1,
+}
 
 
 class Lost(RecoveryRequired):
@@ -72,6 +88,7 @@ class RequestReader:
         self._access = access
         self._together = RequestClient(access)
         self._apart: dict[Shard, _Apart] = {}
+        self._is_there = PlaceCheck(lambda: access.consumer(**LOOK_UP), LOOK_UP_S)
         self._most = most_records
         self._gather_s = gather_s
         self._turn_ended_s: dict[Shard, float] = {}
@@ -113,6 +130,7 @@ class RequestReader:
         return batches, lost
 
     def close(self) -> None:
+        self._is_there.close()
         for client in self._clients:
             client.close()
 
@@ -168,21 +186,35 @@ class RequestReader:
         batches: dict[Shard, Batch] = {}
         lost: list[Lost] = []
         for shard, found in by_shard.items():
+            client = next((one for one in self._clients if shard in one.positions), None)
+            if client is None:
+                continue
             errors = [error for message in found if (error := message.error()) is not None]
             for error in errors:
                 why = explained(error, read_right(error, shard.topic, self._access.group_id))
                 logger.warning("%s: %s; continuing to read", shard, why)
             read = [m for m in found if m.error() is None] if errors else found
-            records = read_records(read)
-            client = next((one for one in self._clients if shard in one.positions), None)
+            position = client.positions[shard]
             if any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))
-            elif records and client is not None:
+            elif (doubt := self._doubt(read, position)) is not None:
+                lost.append(Lost(shard, doubt))
+            elif read:
+                records = read_records(read)
                 # Not the first record's offset: transaction markers leave gaps before it.
-                start, end = client.positions[shard], records[-1].offset + 1
-                client.positions[shard] = end
-                batches[shard] = Batch(start, end, records, leader_epochs(read))
+                end = client.positions[shard] = records[-1].offset + 1
+                batches[shard] = Batch(position, end, records, leader_epochs(read))
         return batches, lost
+
+    def _doubt(self, read: Sequence[Message], position: int) -> str | None:
+        """Why an opening must read these, which looks up each offset that is in doubt."""
+        try:
+            count = len(believed(read, position, self._is_there))
+        except (KafkaException, JournalLost) as error:
+            return f"cannot look up an offset: {error}"
+        if count == len(read):
+            return None
+        return f"the record at {position + count} or behind it claims an offset that is not its own"
 
     def _start(self, shard: Shard, offset: int) -> None:
         self._stop(shard)

@@ -13,13 +13,8 @@ from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.journal.claim_check import ClaimCheck
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.message_conversion import leader_epochs, read_headers, read_records
-from blackbox.journal.partition_reader import (
-    FETCHED_AHEAD,
-    PartitionReader,
-    is_gone,
-    messages_at,
-    offset_of,
-)
+from blackbox.journal.partition_reader import FETCHED_AHEAD, PartitionReader, is_gone, messages_at
+from blackbox.journal.polled_messages import offset_of
 from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import receipts_topic
 from blackbox.records import cancel, carried

@@ -38,12 +38,15 @@ def read_over(
     """
     topic, partition = refused.topic() or "", refused.partition() or 0
     first = max(start, refused.offset() or 0)
+    if first >= end:  # it was written later; before it are markers of transactions, or nothing
+        yield [], end
+        return
     behind = _end(consumer, refused, first, end, silence_s)
     consumer.assign([TopicPartition(topic, partition, behind)])
     for at in range(first, behind, AT_ONCE):
         reached = min(at + AT_ONCE, behind)
         offsets = range(at, reached)
-        yield [_without_content(refused, offset) for offset in offsets], reached
+        yield [without_content(refused, offset, refused.error()) for offset in offsets], reached
 
 
 def _end(consumer: Consumer, refused: Message, first: int, end: int, silence_s: float) -> int:
@@ -78,8 +81,7 @@ def _is_in(consumer: Consumer, refused: Message, offset: int, silence_s: float) 
     return False
 
 
-def _without_content(refused: Message, offset: int) -> Message:
+def without_content(message: Message, offset: int, why: KafkaError | None) -> Message:
+    """A message of the same partition at this offset, with an error in place of its content."""
     # Callers take it for a consumed message; it is never given back to a client.
-    return Message(
-        topic=refused.topic(), partition=refused.partition(), offset=offset, error=refused.error()
-    )
+    return Message(topic=message.topic(), partition=message.partition(), offset=offset, error=why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.kafka_access import KafkaAccess
@@ -71,6 +71,32 @@ def test_the_records_of_an_unreadable_batch_are_returned_without_content(
                 assert record.value is None
     # the end of what is wanted may be inside
     assert [record.offset for record in read_from(how, shard, access, 0, 2)] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+def test_such_a_batch_right_behind_what_is_wanted_does_not_hold_a_read_up(
+    world: World, shard: Shard, how: str
+) -> None:
+    write_one(world, b"before")
+    write_marker(world)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    with closing(ShardJournal(shard, access)) as journal:
+        until("the marker is there", lambda: journal.request_bounds().end == 3)
+    write_batch(world, 1)  # after the end was asked for
+
+    found = read_from(how, shard, access, 0, 3)
+
+    assert [record.value for record in found] == [b"before", b"committed"]
+
+
+def write_marker(world: World) -> None:
+    """A record and the marker of its transaction."""
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    producer = Producer(servers | {"transactional.id": world.name})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(world.requests, b"committed", partition=0)
+    producer.commit_transaction()
 
 
 def test_the_reader_of_all_shards_leaves_such_a_shard_to_an_opening(

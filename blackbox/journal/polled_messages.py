@@ -1,0 +1,32 @@
+"""What a consumer returns for one partition: messages, and errors in the place of some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+
+def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], int]:
+    """The messages below `end`, and the offset reached by them and by end-of-partition events.
+
+    Raises KafkaException for any other error that was polled in place of a message.
+    """
+    ends = [message for message in polled if message.error() is not None]
+    for message in ends:
+        if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
+            raise KafkaException(message.error())
+    messages = [m for m in polled if m.error() is None] if ends else list(polled)
+    # The event also counts offsets without a message, such as transaction markers.
+    reached = max(offset_of(message) for message in ends) if ends else 0
+    if messages:
+        reached = max(reached, offset_of(messages[-1]) + 1)
+    if reached > end:
+        messages = [message for message in messages if offset_of(message) < end]
+    return messages, min(reached, end)
+
+
+def offset_of(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset

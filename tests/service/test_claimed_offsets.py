@@ -1,0 +1,98 @@
+"""A writer cannot choose the offsets of its records: neither pass for another record, nor hide others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.message_conversion import read_records
+from blackbox.journal.ranges import Range, read_ranges
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.topics import receipts_topic
+from blackbox.records.request import Reason, Record, Shard
+from tests.raw_record import RawRecord, write_raw
+from tests.world import World, both_engines_in_proof, read_all
+
+pytestmark = pytest.mark.service
+
+EARLIER = list(range(-20, 0))
+"""The offsets of the twenty records before the batch."""
+LATER = list(range(20, 40))
+"""Those of the twenty records behind it."""
+DISTANT = [10_000_000, *range(1, 20)]
+
+
+@pytest.fixture
+def shard(world: World) -> Shard:
+    world.create(NewTopic(receipts_topic(world.requests), 4))
+    return Shard(world.requests, 0)
+
+
+def forge(world: World, deltas: Sequence[int], value: bytes = b"forged") -> None:
+    write_raw(
+        world.kafka.bootstrap_servers, world.requests, [RawRecord(value, one) for one in deltas]
+    )
+
+
+def write(world: World, count: int) -> None:
+    for _ in range(count):
+        world.send_raw(b"genuine", partition=0)
+    world.flush()
+
+
+def records_of(how: str, shard: Shard, access: KafkaAccess) -> list[Record]:
+    with closing(ShardJournal(shard, access)) as journal:
+        start, end = journal.request_bounds()
+        if how == "ranges of many":
+            chunks = read_ranges(access, [Range(*shard, start, end)])
+            return [record for chunk in chunks for record in read_records(chunk.messages)]
+        return [record for batch in journal.requests(start, end) for record in batch.records]
+
+
+@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+@pytest.mark.parametrize("deltas", [EARLIER, LATER, DISTANT], ids=["earlier", "later", "distant"])
+def test_each_record_is_read_at_its_own_offset(
+    world: World, shard: Shard, deltas: list[int], how: str
+) -> None:
+    write(world, 30)
+    forge(world, deltas)
+    write(world, 30)
+
+    found = records_of(how, shard, KafkaAccess(world.kafka.bootstrap_servers, world.name))
+
+    genuine = [record.offset for record in found if record.value == b"genuine"]
+    assert genuine == [*range(30), *range(50, 80)]
+    assert [record.offset for record in found] == sorted({record.offset for record in found})
+    for record in found:
+        if record.offset in range(30, 50):
+            assert record.unreadable is None or record.unreadable.reason == Reason.UNREADABLE
+
+
+@both_engines_in_proof
+@pytest.mark.parametrize("deltas", [EARLIER, LATER, DISTANT], ids=["earlier", "later", "distant"])
+def test_requests_of_others_are_delivered_beside_forged_offsets(
+    world: World, deltas: list[int]
+) -> None:
+    forged_topic = f"{world.name}.forged"
+    world.create(NewTopic(forged_topic, 1))
+    forged = json.dumps({"topic": forged_topic, "message": "forged", "countdown": 0}).encode()
+    world.ask(20, within_s=12, from_s=8, partition=0)  # their offsets are claimed while they wait
+    forge(world, deltas, forged)
+    world.ask(40, within_s=3, partition=0)
+    service = world.start_service().wait_ready()
+    forge(world, deltas, forged)
+    world.ask(40, within_s=3, partition=0)
+
+    assert world.wait_delivered().is_exact
+
+    service.stop()
+    world.start_service().wait_ready()
+    world.ask(10, within_s=1, partition=0)
+    assert world.wait_delivered().is_exact
+    # nothing is delivered again and again, as if it had never been read
+    assert len(read_all(world.kafka.bootstrap_servers, forged_topic)) <= 2 * len(deltas)
