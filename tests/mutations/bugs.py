@@ -1187,6 +1187,45 @@ BUGS = (
         ("tests/service/test_unreadable_batches.py",),
     ),
     Bug(
+        "later-batch-holds-a-read-up",
+        "A read does not end if an unreadable batch was written right behind the marker at its end.",
+        (
+            Change(
+                "journal/unreadable_batches.py",
+                "    if first >= end:  # it was",
+                "    if False:  # it was",
+            ),
+        ),
+        (),
+        ("tests/service/test_unreadable_batches.py",),
+    ),
+    Bug(
+        "claimed-offset-is-believed",
+        "A record is taken for the one whose offset it claims.",
+        (
+            Change(
+                "journal/claimed_offsets.py",
+                "    return polled[:end] if claimed is None or is_there(claimed) else polled[:count]\n",
+                "    return polled\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_claimed_offsets.py",),
+    ),
+    Bug(
+        "claimed-offset-is-not-looked-up",
+        "A record that claims a later offset moves the reader past the records of others.",
+        (
+            Change(
+                "journal/claimed_offsets.py",
+                "claimed is None or is_there(claimed) else",
+                "claimed is None or True else",
+            ),
+        ),
+        (),
+        ("tests/service/test_claimed_offsets.py",),
+    ),
+    Bug(
         "unreadable-message-is-missing",
         "A message that cannot be read counts as missing, and is delivered again.",
         (

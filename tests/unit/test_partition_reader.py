@@ -25,6 +25,9 @@ from tests.servers.mock_cluster import OFFSET_FETCH, mock_cluster
 class Message:
     def error(self) -> None: ...
 
+    def topic(self) -> str:
+        return "TB.receipts"  # where a gap is not looked up
+
     def offset(self) -> int:
         return 99
 
