@@ -136,8 +136,8 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "                start, end = client.positions[shard], records[-1].offset + 1\n",
-                "                start, end = records[0].offset, records[-1].offset + 1\n",
+                "                batches[shard] = Batch(position, end,",
+                "                batches[shard] = Batch(records[0].offset, end,",
             ),
             Change(
                 "journal/shard_journal.py",

@@ -73,6 +73,7 @@ def test_the_records_of_an_unreadable_batch_are_returned_without_content(
     assert [record.offset for record in read_from(how, shard, access, 0, 2)] == [0, 1]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
 def test_such_a_batch_right_behind_what_is_wanted_does_not_hold_a_read_up(
     world: World, shard: Shard, how: str
