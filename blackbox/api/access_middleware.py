@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blackbox.api.access import Access
 
+# Parsing a query takes the time of all connections, and a head has room for thousands.
+MOST_PARAMETERS = 100
+
 MOST_BYTES = 16 << 20
 BODY_WITHIN_S = 60.0
 
@@ -37,6 +40,7 @@ class AccessMiddleware:
                 request = Request(scope)
                 # Not a dependency: FastAPI reads the body before it evaluates dependencies.
                 self._access.check(request)
+                _check_query(request)
                 _check_length(request, MOST_BYTES)
             except HTTPException as refusal:
                 await error_response(refusal)(scope, receive, send)
@@ -113,6 +117,11 @@ async def small_body(request: Request, most_bytes: int) -> bytes:
         if len(body) > most_bytes:
             raise _too_large(most_bytes)
     return bytes(body)
+
+
+def _check_query(request: Request) -> None:
+    if request.scope["query_string"].count(b"&") >= MOST_PARAMETERS:
+        raise HTTPException(400, f"the query has more than {MOST_PARAMETERS} parameters")
 
 
 def _check_length(request: Request, most_bytes: int) -> None:

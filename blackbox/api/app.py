@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -17,6 +16,7 @@ from blackbox.api import dead_letters, pages, pausing, requests, schedules, stat
 from blackbox.api.access import Access
 from blackbox.api.access_middleware import AccessMiddleware, error_response
 from blackbox.api.health import Health
+from blackbox.api.metrics_text import MetricsText
 from blackbox.api.pages import READS
 from blackbox.api.turns import Turns
 from blackbox.client import NotSent
@@ -40,6 +40,8 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
         redirect_slashes=False,
     )
 
+    texts = MetricsText(metrics.registry)
+
     # Coroutines need none of the 40 threads, all of which may wait for Kafka or Redis.
     @app.api_route("/livez", methods=READS, include_in_schema=False)
     async def live() -> JSONResponse:
@@ -54,11 +56,8 @@ def make_probes(service: Health, metrics: Metrics) -> FastAPI:
 
     @app.api_route("/metrics", methods=READS, include_in_schema=False)
     async def scrape(accept: Annotated[str, Header()] = "") -> Response:
-        try:
-            encode, content_type = choose_encoder(accept)
-        except TypeError:  # a version in this header that is no number
-            encode, content_type = choose_encoder("")
-        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
+        text, content_type = texts.answer(accept)
+        return Response(text, headers={"Content-Type": content_type})
 
     return app
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from blackbox.api.http_parser import Parser, Refusal
 
 logger = logging.getLogger("blackbox.http")
 
@@ -29,7 +31,10 @@ HEAD_S = 10.0
 # request that is sent while the server closes is lost.
 IDLE_S = 75.0
 
-# For the rest of a body that is not read. With an immediate close the client might miss the answer.
+# Most bytes that one connection has parsed before others have their turn.
+READ_BYTES = 16 << 10
+
+# For the rest of a body that is not read, or of input that is refused. With an immediate close the client might miss the answer.
 LEFTOVER_S = 2.0
 
 UNREAD_S = 30.0
@@ -102,16 +107,23 @@ class Connection(H11Protocol):
     beyond the limit closes the one that has waited longest for its client.
     """
 
+    conn: Parser
     _phase: Phase = "head"
     _since_s = 0.0
     _is_ended = False
+    _is_refused = False
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _full_log = LogLimit()
     _unread_log = LogLimit()
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.conn = Parser()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # what recv() gets
         self._enter("head")
         if len(self.connections) > most_open():
             _make_room(one for one in self._all() if one._may_be_closed())
@@ -147,8 +159,9 @@ class Connection(H11Protocol):
                 )
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update_phase()
+        if not self._is_refused:
+            super().data_received(data)
+            self._update_phase()
 
     def send_400_response(self, msg: str) -> None:
         # Once an answer has begun, h11 refuses another one: uvicorn's own method raises.
@@ -156,9 +169,24 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True  # the app's answer cannot be sent any more
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            self._refuse(self.conn.refusal or Refusal(400, msg))
         else:
             self._end()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer, and ignore what else the client sends: with an immediate close, it might miss the answer."""
+        text = refusal.text.encode()
+        headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close")]
+        headers.append(("content-length", str(len(text))))
+        reason = STATUS_PHRASES[refusal.status]
+        is_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+        answer = h11.Response(status_code=refusal.status, headers=headers, reason=reason)
+        body = [] if is_head else [h11.Data(data=text)]
+        for event in (answer, *body, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self._is_refused = True
+        self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         # A pipelined request waits until this answer has left: a client holds one answer at most.
@@ -208,6 +236,8 @@ class Connection(H11Protocol):
             self._enter(phase)
 
     def _current_phase(self) -> Phase:
+        if self._is_refused:
+            return "leftover"
         is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
             return "leftover" if is_answered else "body"

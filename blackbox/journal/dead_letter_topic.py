@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from blackbox.core.plan import Bounds
 from blackbox.formats.format import caller_of
 from blackbox.journal.kafka_access import KafkaAccess, journal_error
-from blackbox.journal.partition_reader import FETCHED_AHEAD
+from blackbox.journal.partition_reader import FETCHED_AHEAD, PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
@@ -33,7 +33,16 @@ TAIL = 10_000
 # The most records read at once when only some are wanted: each may have a megabyte.
 LONGEST_STRETCH = 256
 
+# Records whose values and headers are copied from the Kafka client before any is shortened.
+READ_AT_ONCE = 50
+
 MOST_SHOWN_BYTES = 10_000  # of a key, and of a value
+
+# Whoever may write to the topic can forge longer ones, and thousands are in memory at once. A detail
+# of blackbox has 500 characters, and at most 620 that say what was left out, with the names of two
+# topics: without their end, the letter would pass for that of a tombstone. A source has 278.
+MOST_CHARS = dict(zip(LETTER_HEADERS, (50, 1200, 300), strict=True))
+MOST_MARK_BYTES = 300
 
 T = TypeVar("T")
 
@@ -60,14 +69,16 @@ class DeadLetter:
     @classmethod
     def of(cls, record: Record, place: str) -> DeadLetter:
         # Only the last headers are blackbox's: a caller may have used the same names before them.
-        ours = record.headers[-len(LETTER_HEADERS) :]
-        about = {name: (held or b"").decode(errors="replace") for name, held in ours}
+        ours = dict(record.headers[-len(LETTER_HEADERS) :])
+        reason, detail, source = (
+            _text(ours.get(name), MOST_CHARS[name]) for name in LETTER_HEADERS
+        )
         return cls(
             place=place,
             at_ms=record.timestamp_ms,
-            reason=about.get("blackbox-reason", ""),
-            detail=about.get("blackbox-detail", ""),
-            source=about.get("blackbox-source", ""),
+            reason=reason,
+            detail=detail,
+            source=source,
             caller=caller_of(record.headers),
             key=record.key,
             value=record.value,
@@ -82,6 +93,11 @@ class DeadLetter:
 
     def without_content(self) -> DeadLetter:
         return replace(self, key=None, value=None, headers=[])
+
+
+def _text(held: bytes | None, most_chars: int) -> str:
+    # A character has at most four bytes; the rest is not even decoded.
+    return (held or b"")[: 4 * most_chars].decode(errors="replace")[:most_chars]
 
 
 def first_bytes(held: bytes | None, most_bytes: int) -> bytes | None:
@@ -155,7 +171,8 @@ class DeadLetterTopic:
         prefetched = FETCHED_AHEAD if stretch == TAIL else 1
         # A mark is behind its letter: read from the end, it is known before the letter.
         became: dict[str, Closing] = {}
-        with closing(ShardJournal(shard, self._access, prefetched=prefetched)) as journal:
+        reader = PartitionReader(self._access, prefetched=prefetched, at_once=READ_AT_ONCE)
+        with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
             start, end = bounds_of(journal)
             last = max(start, end - TAIL)
             while end > last:
@@ -221,7 +238,10 @@ def _closing_of(record: Record) -> list[tuple[str, Closing]]:
     """The letter that a mark names, and what became of it; empty if the record is a letter."""
     if record.value is not None or not record.headers or record.headers[-1][0] != HEADER:
         return []
-    closing, _, place = (record.headers[-1][1] or b"").decode(errors="replace").partition(" ")
+    held = record.headers[-1][1] or b""
+    if len(held) > MOST_MARK_BYTES:  # longer than any place
+        return []
+    closing, _, place = held.decode(errors="replace").partition(" ")
     return [(place, known) for known in get_args(Closing) if known == closing]
 
 

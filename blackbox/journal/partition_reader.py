@@ -54,6 +54,7 @@ class PartitionReader:
     _: KW_ONLY
     isolation: str = "read_committed"
     prefetched: int = FETCHED_AHEAD
+    at_once: int = READ_RECORDS
     silence_s: float = SILENCE_S
     _consumer: Consumer | None = None
     _admin: AdminClient | None = None
@@ -219,7 +220,7 @@ class PartitionReader:
         self, consumer: Consumer, first: Message, reached: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
         """The `first` message and those that are fetched, each list with the offset reached."""
-        polled = [first, *consumer.consume(READ_RECORDS, timeout=0)]
+        polled = [first, *consumer.consume(self.at_once, timeout=0)]
         found, refused = readable(polled)
         trusted = believed(found, reached, self._is_there)
         messages, there = messages_below(trusted, end)

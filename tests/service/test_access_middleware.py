@@ -128,6 +128,13 @@ def test_a_body_announced_as_too_large_is_not_read(
     assert answer(guarded, method, path, length, token) == 413
 
 
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/openapi.json", "/", "/requests"])
+def test_a_query_with_thousands_of_parameters_is_refused(guarded: HttpServer, path: str) -> None:
+    token, most = f"Authorization: Bearer {CHANGE}", access_middleware.MOST_PARAMETERS
+    assert answer(guarded, "GET", f"{path}?" + "&".join(most * ["a"]), token) != 400
+    assert answer(guarded, "GET", f"{path}?" + "&".join(5000 * ["a"]), token) == 400
+
+
 @pytest.mark.parametrize(("path", "most"), SMALL.items())
 def test_the_body_of_a_small_request_has_a_small_limit(
     guarded: HttpServer, path: str, most: int

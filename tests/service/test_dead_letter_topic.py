@@ -14,6 +14,7 @@ from blackbox.api.answers import LetterState
 from blackbox.journal.dead_letter_topic import (
     HEADER,
     LONGEST_STRETCH,
+    MOST_CHARS,
     MOST_SHOWN_BYTES,
     DeadLetter,
     DeadLetterTopic,
@@ -78,6 +79,30 @@ def test_only_the_shown_part_of_large_dead_letters_is_kept_in_memory(world: Worl
     assert [letter.key for letter in found] == [b"%d" % number for number in reversed(range(LARGE))]
     assert {letter.value for letter in found} == {"ä".encode() * (MOST_SHOWN_BYTES // 2)}
     assert {LetterState.of(letter).value_bytes for letter in found} == {SIZE}
+
+
+MANY = 300
+
+
+def test_long_details_of_forged_dead_letters_are_not_kept_in_memory(world: World) -> None:
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "zstd"}
+    producer = Producer(settings | {"enable.idempotence": True})
+    for number in range(MANY):
+        (_, reason), _, source = headers(world.requests, number)
+        forged = zip(LETTER_HEADERS, (reason, SIZE * b"x", source[1]), strict=True)
+        producer.produce(world.dead_letters, b"v", headers=list(forged))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    with closing(Admin(world.settings())) as admin:
+        tracemalloc.start()
+        try:
+            found = admin.letters()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < MANY * SIZE / 2
+    assert len(found) == MANY
+    assert {letter.detail for letter in found} == {MOST_CHARS["blackbox-detail"] * "x"}
 
 
 @pytest.mark.parametrize("text", ["abc", "aäbc", "a€bc", "a😀bc", "😀"])

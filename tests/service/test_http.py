@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from blackbox.api.app import make_probes
 from blackbox.api.serve import STOP_S, HttpServer
@@ -145,6 +146,32 @@ def test_metrics_are_prometheus_text_for_an_unknown_version(
     answer = client.get("/metrics", headers={"Accept": f"{kind};version=x"})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+class Slow:
+    """A collector that takes its time, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.asked += 1
+        time.sleep(0.05)
+        yield GaugeMetricFamily("asked", "how often", self.asked)
+
+
+def test_metrics_take_a_tenth_of_the_thread_whatever_clients_accept(
+    server: HttpServer, client: httpx.Client, metrics: Metrics
+) -> None:
+    slow = Slow()
+    metrics.registry.register(slow)
+    accepted = ["*/*", *(f"application/openmetrics-text;version=1.{n}" for n in range(30))]
+    accepted += [f"text/plain;version=1.{n};escaping=values" for n in range(30)]
+    before, began = slow.asked, time.monotonic()
+    while time.monotonic() - began < 2.5:
+        for accept in accepted:
+            assert client.get("/metrics", headers={"Accept": accept}).status_code == 200
+    assert 2 < slow.asked - before <= 2 * (1 + 2.5 / 1)
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/redoc", "/openapi.json", "/livez/"])
