@@ -45,6 +45,7 @@ LOOK_UP = {
     "fetch.wait.max.ms": 20,
     "fetch.message.max.bytes": FETCH_BYTES,
     "queued.min.messages": 1,
+    "fetch.queue.backoff.ms": 1,
 }
 
 
