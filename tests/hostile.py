@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from blackbox.formats.proto import timer_pb2 as older
 from blackbox.formats.proto import xray_pb2 as current
 from blackbox.formats.proto.future_pb2 import Future
+from blackbox.records.request import Shard, request_id
 
 FAR_S = 86_400
 NAMES = 50
@@ -26,6 +27,13 @@ FIELDS = (
     "topic", "message", "countdown", "at", "id", "cancel", "key", "headers", "encoding",
     "expires_after", "Topic", "", "\x00", "x" * 300,
 )  # fmt: skip
+NUMBERS: list[Any] = [
+    0, 1, 17, -1, 2**31, 2**32, 2**43 - 1, 2**43, 5 * 2**43, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63,
+    2**64 - 1, 2**64, 10**40, -(2**63), -(2**64), True, False, None, 0.5, -0.0, 1e308, "1",
+]  # fmt: skip
+LARGE = [2**43, 5 * 2**43, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
+NOT_YET = [2**31, 2**43, 2**53, 2**62 - 1]
+"""Offsets that ids can name, and no record has."""
 CHARACTERS = b'{}[]":,\\u0000\x00\xff\xc3\xed\xa0\x80 \n\t-+.eE1truefalsenull'
 
 
@@ -46,6 +54,10 @@ class Hostile:
         self._own = own
 
     def record(self) -> Drawn:
+        if self._random.random() < 0.2:
+            # most with a valid request, so that nothing but the header is wrong
+            value = self._plain() if self._random.random() < 0.8 else self._value()
+            return Drawn(self._key(), value, [*self._headers(), self._forged()])
         return Drawn(self._key(), self._value(), self._headers())
 
     def _value(self) -> bytes | None:
@@ -63,6 +75,33 @@ class Hostile:
             (draw.choice(names), draw.choice([None, b"", b"\xff", b"[1]", b"shop"]))
             for _ in range(draw.choice([0, 0, 1, 1, 2, 5]))
         ]
+
+    def _forged(self) -> tuple[str, bytes | None]:
+        """A header by which blackbox marks its own records, nearly as it writes them."""
+        draw = self._random
+        number, other = draw.choice(NUMBERS), draw.choice(NUMBERS)
+        match draw.randrange(5):
+            case 0 | 1:
+                at = draw.randrange(NAMES)
+                offsets = draw.choice([[at, at], [at, at], [at, 0], [number, other]])
+                written_ms = draw.choice([*NUMBERS, *LARGE * 3, int(time.time() * 1000)])
+                carries = [*offsets, written_ms, draw.choice([True, False])]
+                return "blackbox-carried", json.dumps(carries).encode()
+            case 2:
+                names = ["blackbox-follows", "blackbox-again", "blackbox-source"]
+                return draw.choice(names), f"{self._own[0]}/{number}@{other}".encode()
+            case 3:
+                place = f"{self._own[2]}/{number}@{other}"
+                return (
+                    "blackbox-letter",
+                    f"{draw.choice(['replayed', 'discarded'])} {place}".encode(),
+                )
+            case _:
+                shard = Shard(self._own[0], draw.choice([0, 1, 2**20 - 1]))
+                odd = [None, b"", b"%x" % draw.getrandbits(128), b"o-17"]
+                ids = [request_id(shard, offset).encode() for offset in NOT_YET]
+                names = ["blackbox-cancel", "blackbox-replaces"]
+                return draw.choice(names), draw.choice([*odd, *ids * 2])
 
     def _key(self) -> bytes | None:
         return self._random.choice([None, b"", b"k", b"\xff\x00", b"long" * 100])

@@ -12,7 +12,7 @@ from typing import TypedDict, cast
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from blackbox.formats.scheduler import EPOCH, TARGET_KEY, TARGET_TOPIC
-from blackbox.records.request import Headers, Shard
+from blackbox.records.request import Headers, Shard, placed
 
 ATTEMPT = "retry-attempt"
 ORIGINAL_TIMESTAMP = "retry-original-timestamp"
@@ -102,7 +102,7 @@ class Retry:
         if key is not None:
             terms.append((TARGET_KEY, key))
         # One id for all attempts, the place of the first delivery: a retry can be found by it.
-        schedule_id = _kept_id(headers, shard.topic, key) if attempt > 1 else None
+        schedule_id = _kept_id(headers, shard, offset, key) if attempt > 1 else None
         return ScheduleRecord(
             topic=self.topic,
             key=schedule_id or shard.source(offset).encode(),
@@ -129,17 +129,21 @@ def _own(headers: Headers) -> Headers:
     ]
 
 
-def _kept_id(headers: Headers, topic: str, key: bytes | None) -> bytes | None:
-    """The schedule id of the earlier attempts; None if the headers were copied from another message."""
+def _kept_id(headers: Headers, shard: Shard, offset: int, key: bytes | None) -> bytes | None:
+    """The schedule id of the earlier attempts; None if the headers are forged, or those of another message."""
     # Two messages under one schedule id would replace each other, so a copied id is not kept.
     first = dict(reversed(headers))
-    is_its_own = first.get(TARGET_TOPIC) == topic.encode() and first.get(TARGET_KEY) == key
+    is_its_own = first.get(TARGET_TOPIC) == shard.topic.encode() and first.get(TARGET_KEY) == key
     kept = first.get(SCHEDULE_ID) if is_its_own else None
-    try:
-        is_an_id = bool((kept or b"").decode().strip())
-    except UnicodeDecodeError:
-        is_an_id = False
-    return kept if is_an_id else None
+    # Who may write to the target must not choose a schedule of others: no retry has an id that is not
+    # a place in its topic. The partition may be another, because partitioners differ.
+    found = placed((kept or b"").decode(errors="replace"))
+    if found is None:
+        return None
+    there, first_offset = found
+    is_spelt_so = there.source(first_offset).encode() == kept
+    is_earlier = there != shard or first_offset < offset
+    return kept if is_spelt_so and there.topic == shard.topic and is_earlier else None
 
 
 def _number(headers: Headers, wanted: str) -> int | None:

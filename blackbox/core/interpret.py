@@ -11,6 +11,7 @@ from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.carried import (
+    LENGTHS_BYTES,
     carried,
     carry_of,
     original_record,
@@ -121,9 +122,9 @@ def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
     """The entry of a request that can only become a dead letter; with the record's content, if it is small."""
     entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
     names_and_values = chain.from_iterable(record.headers)
-    size = sum(
-        len(part) for part in (record.key, record.value, *names_and_values) if part is not None
-    )
+    # also headers that are empty take room in Redis
+    parts = filter(None, (record.key, record.value, *names_and_values))
+    size = LENGTHS_BYTES * len(record.headers) + sum(map(len, parts))
     if size > MOST_REFUSED_BYTES:
         # the dead letter is built from the record in Kafka
         return entry._replace(left_bytes=size)

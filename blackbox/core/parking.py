@@ -7,9 +7,10 @@ from itertools import chain
 from zlib import crc32
 
 from blackbox.records.entry import Entry
+from blackbox.records.request import END_OF_TIMES_MS
 
-# Width of a band of scores in `due`. Scores below it are times, up to the year 2248.
-BAND_MS = 1 << 43
+# Width of a band of scores in `due`. Scores below it are times.
+BAND_MS = END_OF_TIMES_MS
 
 LETTERS = ""
 """In place of a target: the entry waits for the dead-letter topic, whatever its name."""
@@ -41,8 +42,9 @@ def band_for(target: str, parked: Mapping[int, str]) -> int | None:
 
 
 def parked_at(band: int, due_ms: int) -> int:
-    """The score of an entry in this band; due times before 1970 all get the same one."""
-    return band * BAND_MS + max(0, due_ms)
+    """The score of an entry in this band; due times before 1970 all get the first one, later than all times the last."""
+    # a record that is read again is due by the timestamp that its writer chose, which may be anything
+    return band * BAND_MS + min(max(0, due_ms), BAND_MS - 1)
 
 
 def span(band: int) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import orjson
 
 from blackbox.formats.format import (
     CALLER_HEADER,
+    MAX_HEADERS,
     SHOWN_CHARS,
     Format,
     Options,
@@ -29,8 +30,6 @@ from blackbox.records.request import Cancel, Headers, Invalid, Reason, Record, R
 MAX_EXPIRES_AFTER_S = 10**12
 # Each time the request is written again, as JSON, which may take up to six times as much.
 MAX_RECURRING_BYTES = 128 << 10
-# Python code checks each of them, and a record of 1 MB has room for 70,000.
-MAX_HEADERS = 1000
 
 _REASON_OF = {
     "topic": Reason.BAD_TOPIC,
@@ -68,6 +67,7 @@ class Countdown(Format):
         try:
             asked = orjson.loads(value)  # type: ignore[arg-type]
             has_all = value.count(b'"') == _QUOTES_OF_USUAL[len(asked)]  # type: ignore[union-attr]
+            has_all = has_all and len(headers) <= MAX_HEADERS
             if has_all and len(asked) == _CANCEL_FIELDS:
                 if asked["cancel"] is True and is_caller_id(asked["id"]):
                     return Cancel(asked["id"])
@@ -124,7 +124,7 @@ class Countdown(Format):
             message,
             due_ms,
             _key(asked.get("key"), asked.get("key_encoding")),
-            headers + _headers(asked.get("headers")),
+            headers + _headers(asked.get("headers"), len(headers)),
             caller_of(record.headers),
             None if asked.get("id") is None else caller_id_of(asked["id"]),
             _expires_ms(asked.get("expires_after"), due_ms),
@@ -202,14 +202,16 @@ def _key(key: Any, encoding: Any) -> bytes | None:
     raise RefusedError(Reason.BAD_KEY, f"key is {shown(key)}; give a string")
 
 
-def _headers(headers: Any) -> Headers:
+def _headers(headers: Any, of_record: int) -> Headers:
     if headers is None:
         return []
     if type(headers) is not dict:
         detail = f"headers is {shown(headers)}; give an object of strings"
         raise RefusedError(Reason.BAD_HEADERS, detail)
-    if len(headers) > MAX_HEADERS:
-        detail = f"headers has {len(headers)} names; give at most {MAX_HEADERS}"
+    # together: blackbox may write the request again, with all of them as headers of the record
+    if len(headers) + of_record > MAX_HEADERS:
+        beside = f", and the record {of_record} headers" if of_record else ""
+        detail = f"headers has {len(headers)} names{beside}; give at most {MAX_HEADERS}"
         raise RefusedError(Reason.BAD_HEADERS, detail)
     return [_header(name, held) for name, held in headers.items()]
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import orjson
 
+from blackbox.records.recurrence import without_follows
 from blackbox.records.request import (
     Cancel,
     Headers,
@@ -28,6 +29,9 @@ from blackbox.records.request import (
 
 LONGEST_COUNTDOWN_S = 315_360_000
 """The largest BLACKBOX_MAX_COUNTDOWN_S: ten years."""
+
+# Python code checks each of them, and Redis has a name and an encoding for each, even if it is empty.
+MAX_HEADERS = 1000
 
 MAX_ID_CHARS = 255
 # Enough to notice a name that is too long: a character has four bytes at most.
@@ -96,6 +100,8 @@ class Format(ABC):
         A timestamp that its writer set later than `latest_ms`, or none (negative), counts as
         `latest_ms`. None for a record that blackbox wrote itself, and that asks for nothing.
         """
+        if len(record.headers) > MAX_HEADERS and (excess := _too_many(record)) is not None:
+            return excess
         try:
             return self._read(record, latest_ms)
         except RefusedError as refused:
@@ -149,6 +155,16 @@ class Format(ABC):
         if len(self._usual_targets) < REMEMBERED:
             self._usual_targets.add(topic)
         return topic
+
+
+def _too_many(record: Record) -> Invalid | None:
+    """Why a request with so many headers is refused, unless it is allowed."""
+    count = len(without_follows(record.headers))
+    # without a value: it stores nothing, and may be a tombstone with the headers of a message
+    if record.value is None or count <= MAX_HEADERS:
+        return None
+    detail = f"the record has {count} headers; give at most {MAX_HEADERS}"
+    return Invalid(Reason.BAD_HEADERS, detail)
 
 
 def parser_error(error: Exception) -> Invalid:

@@ -48,19 +48,21 @@ class DispatchChanges(PostponingChanges):
         at least one entry, but at most as many as `release` says.
         """
         with self._lock:
-            known = self._bands()
-            bands = sorted(band for band, to in known.items() if to in release)
-            # All backlogs share a second limit: due entries do not wait until they are through.
-            share = max(1, limit // max(1, len(bands)))
-            shares = {band: min(share, release[known[band]]) for band in bands}
-            look = self._due_commands(now_ms, len(passing_over), limit)
-            look += self._parked_commands(known, shares)
-            state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
-            in_bands, counts = more[: len(bands)], more[len(bands) :]
-            self.doubtful = claims_of(state[3])
-            left = self._note_parked(known, counts)
-            if left is None:
-                return self.due(now_ms, limit, passing_over, release)
+            for _ in range(MAX_CONTENTION):
+                known = self._bands()
+                bands = sorted(band for band, to in known.items() if to in release)
+                # All backlogs share a second limit: due entries do not wait until they are through.
+                share = max(1, limit // max(1, len(bands)))
+                shares = {band: min(share, release[known[band]]) for band in bands}
+                look = self._due_commands(now_ms, len(passing_over), limit)
+                look += self._parked_commands(known, shares)
+                state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
+                in_bands, counts = more[: len(bands)], more[len(bands) :]
+                self.doubtful = claims_of(state[3])
+                if (left := self._note_parked(known, counts)) is not None:
+                    break
+            else:
+                raise self._contended("looking for what is due")
             released = list(chain.from_iterable(in_bands))
             # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))

@@ -68,9 +68,9 @@ class PostponingChanges(Lookups):
         # A band's target is found in its entries and stored nowhere else, so the two cannot differ.
         if self._parked is None:
             bands: list[int] = []
-            lowest = parked_at(1, 0)
+            lowest, end = parked_at(1, 0), span(BANDS)[1]
             while first := self._session.ask(
-                *by_score(self._keys.due, lowest, "(+inf", 0, 1, "WITHSCORES")
+                *by_score(self._keys.due, lowest, end, 0, 1, "WITHSCORES")
             ):
                 bands.append(band_at(int(float(first[1]))))
                 lowest = parked_at(bands[-1] + 1, 0)

@@ -15,13 +15,16 @@ from typing import NamedTuple
 import orjson
 
 from blackbox.records.cancel import as_request, replaces
-from blackbox.records.request import MAX_OFFSET, Headers, Record
+from blackbox.records.request import END_OF_TIMES_MS, MAX_OFFSET, Headers, Record
 
 HEADER = "blackbox-carried"
 """The last header of a carried record."""
 
 # The lengths of a name and of a value, as Kafka writes them, have at most five bytes each.
 LENGTHS_BYTES = 10
+
+# A request was written before it is written again, but brokers' clocks may step back in between.
+MAX_STEP_BACK_MS = 86_400_000
 
 
 class Carry(NamedTuple):
@@ -54,12 +57,23 @@ def carry_of(record: Record) -> Carry:
         # not isinstance, which takes true for an int
         if not all(type(number) is int for number in numbers) or type(is_cold) is not bool:
             raise ValueError
-        if not 0 <= origin <= previous < record.offset <= MAX_OFFSET or timestamp_ms < 0:
+        if not 0 <= origin <= previous < record.offset <= MAX_OFFSET:
+            raise ValueError
+        if not 0 <= timestamp_ms <= _latest_ms(record):
             raise ValueError
     except (ValueError, TypeError):
         why = f"the header {HEADER} is {value[:80]!r}; only blackbox may write it; remove it"
         raise ValueError(why) from None
     return Carry(previous, origin, timestamp_ms, is_cold)
+
+
+def _latest_ms(record: Record) -> int:
+    """The latest time at which the request of this carried record can have been written."""
+    # with a later one no request is cold, and there is no room in an index or a table for its due time
+    last_ms = END_OF_TIMES_MS - 1
+    if not record.has_broker_time:  # its timestamp says nothing, as its writer chose it
+        return last_ms
+    return min(last_ms, record.timestamp_ms + MAX_STEP_BACK_MS)
 
 
 def carry_on(record: Record, *, is_cold: bool) -> Headers:

@@ -19,7 +19,8 @@ BROKEN_RULES: Mapping[str, Invalid] = {
         Reason.FORBIDDEN, "its countdown exceeds the longest_countdown_s of its CALLER_SERVICE"
     ),
     "largest_message_bytes": Invalid(
-        Reason.FORBIDDEN, "its message exceeds the largest_message_bytes of its CALLER_SERVICE"
+        Reason.FORBIDDEN,
+        "its message, with key and headers, exceeds the largest_message_bytes of its CALLER_SERVICE",
     ),
     "requests_per_second": Invalid(
         Reason.QUOTA,

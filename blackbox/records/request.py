@@ -18,6 +18,8 @@ Headers = list[tuple[str, bytes | None]]
 MAX_PARTITION = (1 << 20) - 1
 MAX_OFFSET = (1 << 62) - 1
 
+END_OF_TIMES_MS = 1 << 43
+"""Times are earlier, epoch ms: the year 2248. A score from here on says where a request is parked."""
 
 # Kafka's rule. librdkafka accepts other names, and they block its flush until they time out.
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")

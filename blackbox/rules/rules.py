@@ -127,7 +127,7 @@ def parse(text: str) -> Rules:
 
 def _broken(request: Request, start_ms: int, limits: CallerRule) -> tuple[str, str] | None:
     """The name of a rule that a request breaks, and what its caller did."""
-    target, size = request.target, len(request.message or b"")
+    target = request.target
     asked_s = (request.due_ms - start_ms) / 1000
     targets, longest_s = limits.targets, limits.longest_countdown_s
     most_bytes = limits.largest_message_bytes
@@ -139,10 +139,17 @@ def _broken(request: Request, start_ms: int, limits: CallerRule) -> tuple[str, s
     if longest_s is not None and asked_s > longest_s:
         what = f"asks for a countdown of {asked_s} s; allowed: {longest_s:g}"
         return "longest_countdown_s", what
-    if most_bytes is not None and size > most_bytes:
-        what = f"sends a message of {size} bytes; allowed: {most_bytes}"
+    if most_bytes is not None and (size := _message_bytes(request)) > most_bytes:
+        what = f"sends a message of {size} bytes with its key and headers; allowed: {most_bytes}"
         return "largest_message_bytes", what
     return None
+
+
+def _message_bytes(request: Request) -> int:
+    """The size of the message with its key, and the names and values of its headers."""
+    names = sum(len(name.encode()) for name, _ in request.headers)
+    values = (request.message, request.key, *(value for _, value in request.headers))
+    return names + sum(len(value) for value in values if value is not None)
 
 
 def _explained(fault: Mapping[str, object]) -> str:

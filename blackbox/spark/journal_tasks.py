@@ -143,7 +143,8 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
     elif isinstance(asked, Cancel):
         about = ("cancel", None, None, None, None, asked.caller_id, None, None)
     else:
-        due_ms, reason = record.timestamp_ms, str(asked.reason)
+        # due at once, also if its writer set a timestamp in the future
+        due_ms, reason = min(record.timestamp_ms, latest_ms), str(asked.reason)
         about = ("invalid", None, due_ms, None, None, None, reason, asked.detail)
     return (*at, *about, *carries)
 

@@ -191,7 +191,7 @@ def test_an_index_of_a_later_format_is_refused_with_the_remedy(
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
         with pytest.raises(
-            ForeignIndex, match="format '9', but this version reads 7; run the version"
+            ForeignIndex, match="format '9', but this version reads 8; run the version"
         ):
             verb()
 
@@ -1050,6 +1050,40 @@ def test_parked_requests_are_pending_and_not_due_until_they_are_released(
     index.settle(Settlement(dict.fromkeys([1, 2, 3, 4, 5]), 1))
     assert set(index.due(NOW_MS, 10, release={"orders": 10}).parked.values()) == {"bills"}
     assert set(index.parked().values()) == {"bills"}
+
+
+def test_a_request_that_is_due_after_all_times_is_parked_in_the_band_of_its_target(
+    index: ShardIndex,
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    index.defer({0: parked("orders", NOW_MS), 1: parked("orders", 2**62)}, NOW_MS)
+
+    due = index.due(NOW_MS, 10, release={"orders": 10})
+
+    assert [offset for offset, _ in due.entries] == [0, 1]
+    assert set(due.parked.values()) == {"orders"}
+
+
+@pytest.mark.parametrize("score", [1022 * BAND_MS, 2**53, 2**60, 1e300])
+def test_a_score_beyond_all_bands_does_not_keep_others_from_being_delivered(
+    index: ShardIndex, client: redis.Redis, score: float
+) -> None:
+    store(index, 0, 2, {0: entry(), 1: entry()})
+    client.zadd(PREFIX + "due", {member(1): score})
+
+    due = index.due(NOW_MS, 10)
+
+    assert [offset for offset, _ in due.entries] == [0]
+    assert due.pending == 2
+
+
+def test_a_shard_that_finds_other_parked_requests_each_time_is_opened_again(
+    index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_note_parked", lambda *_: None)
+
+    with pytest.raises(RecoveryRequired, match="while looking for what is due"):
+        index.due(NOW_MS, 10)
 
 
 def test_requests_that_another_owner_parked_are_found(

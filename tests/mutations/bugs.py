@@ -1915,7 +1915,7 @@ BUGS = (
         (
             Change(
                 "formats/countdown.py",
-                "    if len(headers) > MAX_HEADERS:\n",
+                "    if len(headers) + of_record > MAX_HEADERS:\n",
                 "    if len(headers) == -1:\n",
             ),
         ),
@@ -2983,5 +2983,119 @@ BUGS = (
         (
             "tests/unit/test_dispatch.py::test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes",
         ),
+    ),
+    Bug(
+        "a-time-of-writing-is-believed",
+        "A forged record of promotion puts a request at any due time, also at one that stops its shard for good.",
+        (
+            Change(
+                "records/carried.py",
+                "        if not 0 <= timestamp_ms <= _latest_ms(record):\n",
+                "        if timestamp_ms < 0:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_carried.py::test_a_forged_time_of_writing_makes_a_dead_letter",
+            "tests/unit/test_carried.py::test_a_forged_time_of_writing_is_no_time_in_a_table",
+        ),
+    ),
+    Bug(
+        "bands-without-end",
+        "A score beyond all bands in which requests are parked stops the deliveries of its shard.",
+        (
+            Change(
+                "index/postponing.py",
+                "            lowest, end = parked_at(1, 0), span(BANDS)[1]\n",
+                '            lowest, end = parked_at(1, 0), "(+inf"\n',
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_score_beyond_all_bands_does_not_keep_others_from_being_delivered",
+        ),
+    ),
+    Bug(
+        "parked-in-the-band-of-others",
+        "A request whose record is read again, with a timestamp after all times, is parked in the band of another target.",
+        (
+            Change(
+                "core/parking.py",
+                "    return band * BAND_MS + min(max(0, due_ms), BAND_MS - 1)\n",
+                "    return band * BAND_MS + max(0, due_ms)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_request_that_is_due_after_all_times_is_parked_in_the_band_of_its_target",
+        ),
+    ),
+    Bug(
+        "a-schedule-of-others",
+        "A consumer's retry replaces any schedule that the writer of its message names.",
+        (
+            Change(
+                "client/retry.py",
+                "    if found is None:\n        return None\n",
+                "    if found is None:\n        return kept or None\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_retry.py::test_a_forged_schedule_id_is_ignored",),
+    ),
+    Bug(
+        "records-of-tiny-headers",
+        "A record may have 50,000 headers, each of which takes 25 bytes in Redis.",
+        (
+            Change(
+                "formats/format.py",
+                "    if record.value is None or count <= MAX_HEADERS:\n",
+                "    if count:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_many_headers.py::test_a_record_has_a_thousand_headers_at_most",),
+    ),
+    Bug(
+        "quick-records-of-tiny-headers",
+        "A usual request, which is parsed the quick way, may have 50,000 headers.",
+        (
+            Change(
+                "formats/countdown.py",
+                "            has_all = has_all and len(headers) <= MAX_HEADERS\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_many_headers.py::test_a_usual_record_has_a_thousand_headers_at_most",),
+    ),
+    Bug(
+        "empty-headers-are-free",
+        "Refused records with many empty headers are stored in Redis.",
+        (
+            Change(
+                "core/interpret.py",
+                "    size = LENGTHS_BYTES * len(record.headers) + sum(map(len, parts))\n",
+                "    size = sum(map(len, parts))\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_many_headers.py::test_a_record_with_many_headers_takes_little_room_in_redis",
+            "tests/unit/test_many_headers.py::test_an_invalid_record_with_empty_headers_is_large_as_well",
+        ),
+    ),
+    Bug(
+        "large-headers-are-no-message",
+        "A caller's limit on the size of messages does not count their keys and headers.",
+        (
+            Change(
+                "rules/rules.py",
+                "    return names + sum(len(value) for value in values if value is not None)\n",
+                '    return len(request.message or b"")\n',
+            ),
+        ),
+        (),
+        ("tests/unit/test_rules.py::test_a_refusal_names_the_value_and_the_rule",),
     ),
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import redis
 
+from blackbox.records.request import Headers
 from tests.raw_record import write_with_header
 from tests.world import World, both_engines_at_length, until
 
@@ -73,6 +75,30 @@ def test_a_record_with_a_header_name_that_is_not_utf_8_becomes_a_dead_letter(wor
     [letter] = until("it is a dead letter", lambda: world.received(world.dead_letters))
     assert letter.value() == value[:60]
     assert ("blackbox-reason", b"bad-headers") in (letter.headers() or [])
+
+
+@both_engines_at_length
+def test_a_record_with_50_000_headers_becomes_a_dead_letter_of_its_own_size(world: World) -> None:
+    asked = json.dumps({"topic": world.targets[0], "message": "x", "countdown": 86_400})
+    headers: Headers = [("a", b"\xff")] * 50_000
+    client = redis.Redis.from_url(world.redis.url)
+    payloads = f"blackbox:{{{world.requests}-0}}:msg:*"
+    world.start_service().wait_ready()
+    for _ in range(5):
+        world.send_raw(asked, headers, partition=0)
+    world.ask(5, within_s=0, partition=1)
+
+    assert world.wait_delivered().is_exact
+    until("all are dead letters", lambda: len(world.received(world.dead_letters)) >= 5)
+    letters = world.received(world.dead_letters)
+    assert len(letters) == 5
+    for letter in letters:
+        found = list(letter.headers() or [])
+        assert (letter.value(), found[:-3]) == (asked.encode(), headers)
+        detail = b"the record has 50000 headers; give at most 1000"
+        assert ("blackbox-detail", detail) in found
+    assert list(client.scan_iter(payloads)) == []
+    client.close()
 
 
 def test_binary_headers_keys_and_tombstones_pass_through(world: World) -> None:

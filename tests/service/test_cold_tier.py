@@ -274,7 +274,14 @@ def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> Non
         assert shown == {"removed": removed, "refused": 0}
 
 
-@pytest.mark.parametrize("header", [b"", b"[0,0,1,false]x", b"[7,0,1,false]", b"[0,0,1]", b"null"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", b"[0,0,1,false]x", b"[7,0,1,false]", b"[0,0,1]", b"null",
+        b"[0,0,18446744073709551615,false]", b"[0,0,9223372036854775807,true]",
+        b"[0,0,9007199254740992,false]", b"[0,0,43980465111040,false]",
+    ],
+)  # fmt: skip
 def test_a_record_with_a_forged_header_becomes_a_dead_letter(year: Year, header: bytes) -> None:
     request = json.dumps({"topic": year.world.targets[0], "message": "x", "countdown": 0})
     year.world.send_raw(request, [], 0)

@@ -55,9 +55,8 @@ LARGE = 450_000
         far(message="x" * LARGE, headers=[("claims", b"c" * (549_950 - 60))]),
         far(message="x" * LARGE, key=b"k" * 549_900),
         far(message="x" * LARGE, headers=[("é" * 274_990, b"")]),
-        far(message="x" * 850_000, headers=[("", b"")] * 76_000),
     ],
-    ids=["by a caller that may write more", "header", "key", "header name", "many headers"],
+    ids=["by a caller that may write more", "header", "key", "header name"],
 )  # fmt: skip
 def test_a_request_that_promotion_could_not_write_again_is_not_cold(record: Record) -> None:
     assert is_too_large(carry_on(record, is_cold=False), record)

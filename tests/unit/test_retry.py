@@ -153,13 +153,30 @@ def test_all_attempts_of_a_message_are_one_schedule() -> None:
     assert RETRY.schedule(delivered(second, 19), NOW_S)["key"] == b"orders/3@17"
 
 
-@pytest.mark.parametrize("forged", [b"\xff", b" ", b""])
-def test_a_forged_schedule_id_is_ignored(forged: bytes) -> None:
+def with_id(schedule_id: bytes) -> Message:
+    """The message at orders/3@17, with the headers of a retry under this schedule id."""
     came: list[tuple[str, bytes | None]] = [
-        (ATTEMPT, b"1"), ("scheduler-key", forged), ("scheduler-target-topic", b"orders"),
+        (ATTEMPT, b"1"), ("scheduler-key", schedule_id), ("scheduler-target-topic", b"orders"),
         ("scheduler-target-key", b"k"),
     ]  # fmt: skip
-    assert RETRY.schedule(failed(came), NOW_S)["key"] == b"orders/3@17"
+    return failed(came)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"\xff", b" ", b"", b"billing-reminder-7", b"bills/3@5", b"orders/3@17", b"orders/3@18",
+        b"orders/3@%d" % 2**63, b"orders/%d@5" % 2**20, b"orders/03@5", b"orders/3@05", b"orders/3@-1",
+        b" orders/3@5", b"orders/3@5\n", b"orders/3@",
+    ],
+)  # fmt: skip
+def test_a_forged_schedule_id_is_ignored(forged: bytes) -> None:
+    assert RETRY.schedule(with_id(forged), NOW_S)["key"] == b"orders/3@17"
+
+
+@pytest.mark.parametrize("first", [b"orders/3@16", b"orders/3@0", b"orders/0@99"])
+def test_the_place_of_an_earlier_record_of_the_topic_stays_the_schedule_id(first: bytes) -> None:
+    assert RETRY.schedule(with_id(first), NOW_S)["key"] == first
 
 
 @pytest.mark.parametrize("other", [{"topic": "bills"}, {"key": b"other"}, {"key": None}])

@@ -74,6 +74,7 @@ ALLOWED = [
     {"target": "mail.eu"},
     {"due_ms": NOW_MS + 86_400_000},
     {"message": b"x" * 65536},
+    {"message": b"x" * 65530, "key": b"k", "headers": [("é", b"v"), ("h", None), ("i", b"")]},
     {"message": None},
 ]
 REFUSED = [
@@ -82,7 +83,18 @@ REFUSED = [
         {"due_ms": NOW_MS + 86_400_001},
         "'shop' asks for a countdown of 86400.001 s; allowed: 86400",
     ),
-    ({"message": b"x" * 65537}, "'shop' sends a message of 65537 bytes; allowed: 65536"),
+    *(
+        (parts, "'shop' sends a message of 65537 bytes with its key and headers; allowed: 65536")
+        for parts in (
+            {"message": b"x" * 65537},
+            {"message": None, "key": b"k" * 65537},
+            {
+                "message": b"x" * 65530,
+                "key": b"kk",
+                "headers": [("é", b"v"), ("h", None), ("i", b"")],
+            },
+        )
+    ),
     ({"caller": "old-shop"}, "'old-shop' is not admitted"),
     ({"caller": "x"}, "'x', which the rules do not name, is not admitted"),
     ({"caller": None}, "None, which the rules do not name, is not admitted"),
