@@ -769,6 +769,20 @@ def test_of_schedules_only_those_whose_records_and_receipts_are_kept_are_judged(
     assert verdict.unknown == 4 + 1 + 2
 
 
+def test_records_of_promotion_with_forged_numbers_are_invalid_in_an_audit(shelf: Shelf) -> None:
+    [books] = shelf.books
+    books.ask(3600)
+    value = json.dumps({"topic": books.target, "message": "hello", "countdown": 0})
+    for written_ms in (2**43, 2**53, 2**63 - 1, 2**64 - 1):
+        books.write(value, [(CARRIED, json.dumps([0, 0, written_ms, True]))])
+    books.run_intake()
+
+    verdict = shelf.audit()
+
+    assert verdict.exceptions == []
+    assert verdict.states["pending"] == 5
+
+
 @pytest.mark.proof
 def test_a_receipt_whose_transaction_ends_during_the_audit_is_judged(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
