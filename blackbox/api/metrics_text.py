@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import (
@@ -14,9 +13,10 @@ from prometheus_client.exposition import (
 )
 from prometheus_client.openmetrics import exposition as openmetrics
 
-# How often as long as its rendering took a text is kept. There are two texts, so both together take
-# at most a tenth of the thread that also answers probes.
-KEPT_TIMES = 20
+# Of the thread, which also answers probes. What is left of it is saved up, to some renderings: a client
+# that asks now and then gets what holds at that moment.
+SHARE = 0.1
+MOST_SAVED_S = 0.2
 
 RENDERERS: dict[str, Callable[[CollectorRegistry], bytes]] = {
     CONTENT_TYPE_PLAIN_0_0_4: generate_latest,
@@ -24,31 +24,23 @@ RENDERERS: dict[str, Callable[[CollectorRegistry], bytes]] = {
 }
 
 
-class _Kept(NamedTuple):
-    text: bytes
-    until_s: float
-
-
 class MetricsText:
     """Prometheus text, or OpenMetrics; not safe for use from two threads at once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, bytes] = {}
+        self._saved_s, self._seen_s = MOST_SAVED_S, time.monotonic()
 
     def answer(self, accept: str) -> tuple[bytes, str]:
         """The text for a client with this Accept header, and its content type."""
-        content_type = _content_type(accept)
-        kept = self._kept.get(content_type)
-        if kept is None or time.monotonic() >= kept.until_s:
-            kept = self._kept[content_type] = self._render(content_type)
-        return kept.text, content_type
-
-    def _render(self, content_type: str) -> _Kept:
-        began_s = time.monotonic()
-        text = RENDERERS[content_type](self._registry)
-        ended_s = time.monotonic()
-        return _Kept(text, ended_s + KEPT_TIMES * (ended_s - began_s))
+        content_type, now_s = _content_type(accept), time.monotonic()
+        self._saved_s = min(MOST_SAVED_S, self._saved_s + SHARE * (now_s - self._seen_s))
+        self._seen_s = now_s
+        if self._saved_s > 0 or content_type not in self._kept:
+            self._kept[content_type] = RENDERERS[content_type](self._registry)
+            self._saved_s -= time.monotonic() - now_s
+        return self._kept[content_type], content_type
 
 
 def _content_type(accept: str) -> str:
