@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import struct
 import time
@@ -10,11 +11,21 @@ from typing import NamedTuple
 
 
 class RawRecord(NamedTuple):
-    """A record as its bytes say. `offset_delta` is relative to its batch: None is its place in that."""
+    """A record as its bytes say. `offset_delta` is relative to its batch: None is its place in that.
+
+    A length of the key below 0 stands for no key.
+    """
 
     value: bytes
     offset_delta: int | None = None
     headers: Sequence[tuple[bytes, bytes]] = ()
+    key_length: int = -1
+
+
+SILENT = RawRecord(b"{}", key_length=-2)
+"""The Kafka client never returns it."""
+DISTANT = RawRecord(b"{}", offset_delta=10_000_000)
+"""It claims an offset that its partition does not have."""
 
 
 def write_with_header(bootstrap_servers: str, topic: str, name: bytes, value: bytes) -> None:
@@ -23,12 +34,19 @@ def write_with_header(bootstrap_servers: str, topic: str, name: bytes, value: by
 
 
 def write_raw(
-    bootstrap_servers: str, topic: str, records: Sequence[RawRecord], partition: int = 0
-) -> None:
-    """Produce the records as one batch without compression."""
+    bootstrap_servers: str,
+    topic: str,
+    records: Sequence[RawRecord],
+    partition: int = 0,
+    *,
+    compressed: bool = False,
+) -> list[int]:
+    """Produce the records as one batch; returns their offsets."""
     now_ms, last = int(time.time() * 1000), len(records) - 1
-    checked = struct.pack(">hiqqqhii", 0, last, now_ms, now_ms, -1, -1, -1, len(records))
-    checked += b"".join(_encoded(record, place) for place, record in enumerate(records))
+    encoded = b"".join(_encoded(record, place) for place, record in enumerate(records))
+    attributes, encoded = (1, gzip.compress(encoded)) if compressed else (0, encoded)
+    checked = struct.pack(">hiqqqhii", attributes, last, now_ms, now_ms, -1, -1, -1, len(records))
+    checked += encoded
     batch = struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
     name_of_topic = topic.encode()
     request = (
@@ -41,14 +59,16 @@ def write_raw(
     host, _, port = bootstrap_servers.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as broker:
         broker.sendall(struct.pack(">i", len(request)) + request)
-        answer = broker.makefile("rb").read(4 + 4 + 4 + 2 + len(name_of_topic) + 4 + 4 + 2)
-    assert answer[-2:] == b"\0\0", answer
+        answer = broker.makefile("rb").read(4 + 4 + 4 + 2 + len(name_of_topic) + 4 + 4 + 2 + 8)
+    error, first = struct.unpack(">hq", answer[-10:])
+    assert error == 0, answer
+    return [*range(first, first + len(records))]
 
 
 def _encoded(record: RawRecord, place: int) -> bytes:
     delta = place if record.offset_delta is None else record.offset_delta
-    no_key = _varint(-1)
-    body = b"\0" + _varint(0) + _varint(delta) + no_key + _counted(record.value)
+    body = b"\0" + _varint(0) + _varint(delta) + _varint(record.key_length)
+    body += _counted(record.value)
     body += _varint(len(record.headers))
     for name, value in record.headers:
         body += _counted(name) + _counted(value)

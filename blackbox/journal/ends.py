@@ -24,6 +24,7 @@ from blackbox.journal.kafka_access import (
     explained,
     journal_error,
 )
+from blackbox.journal.polled_messages import OUT_OF_RANGE
 from blackbox.records.errors import JournalLost, RecoveryRequired
 
 logger = logging.getLogger("blackbox.journal")
@@ -48,8 +49,6 @@ _FINAL = (
     KafkaError._AUTHENTICATION,
     KafkaError._INVALID_ARG,
 )
-
-OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
 class Ends:

@@ -21,8 +21,8 @@ Answer = TypeVar("Answer")
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
 POLL_S = 0.1
-# Of one shard. The client decompresses all that it fetched before it returns a record: 64 KiB may become
-# 16 MB if they are lz4, and 300 MB if they are zstd.
+# Of all shards of a broker together. The client decompresses all of an answer before it returns a record: 64 KiB
+# may become 16 MB if they are lz4, and 300 MB if they are zstd.
 FETCH_BYTES = 65_536
 
 # The guarantees depend on these; `KafkaAccess.check` refuses them in the operator's file.
@@ -155,6 +155,7 @@ class KafkaAccess:
     def consumer(self, **own: Any) -> Consumer:
         """A read_committed consumer that does not commit automatically and never skips a gap."""
         defaults = {
+            "logger": logger,
             "group.id": self.group_id,
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
@@ -164,9 +165,14 @@ class KafkaAccess:
             # The largest record batch that brokers accept by default (socket.request.max.bytes), and the
             # rest of the answer: with the client's 100 MB, such a batch stops all partitions of its broker.
             "receive.message.max.bytes": 110_000_000,
+            # The limit for one shard alone would not hold: the client doubles it, up to 1 GB, at each answer
+            # of which it returns nothing, such as one of aborted records.
+            "fetch.message.max.bytes": FETCH_BYTES,
+            "fetch.max.bytes": FETCH_BYTES,
             "allow.auto.create.topics": False,
         }
-        return Consumer(self._with(defaults | own), logger=logger)
+        # For producers, but `fetch.max.bytes` must not be less.
+        return Consumer(self._with(defaults | own) | {"message.max.bytes": 1000})
 
     def producer(self, transactional_id: str | None, *, in_flight: int = 1) -> Producer:
         """An idempotent producer; transactional with an id.

@@ -19,23 +19,29 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from blackbox.core.plan import Binding, Bounds, stretches
-from blackbox.journal.claimed_offsets import PlaceCheck, believed, read_doubted
+from blackbox.journal.careful_reading import read_carefully
+from blackbox.journal.claimed_offsets import believed
 from blackbox.journal.kafka_access import (
-    FETCH_BYTES,
     REQUEST_TIMEOUT_S,
     KafkaAccess,
     journal_error,
     outcome,
     read_right,
 )
+from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.polled_messages import messages_below
 from blackbox.journal.topics import MISSING, topic_ids
-from blackbox.journal.unreadable_batches import read_over, readable
+from blackbox.journal.unreadable_batches import readable
 from blackbox.records.errors import JournalLost, JournalSilent
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
+MOST_FETCHED_BYTES = 16_000_000
 SILENCE_S = 15.0
+# Before a shard of which nothing is returned is read with care. The first client may have to connect.
+FIRST_HESITATION_S = 2.0
+HESITATION_S = 0.5
+LOOK_UP_S = 2.0
 STABLE_S = 30.0
 STABLE_LOOK_S = 0.05
 LEAST_S = 0.5  # of one request, however little time is left
@@ -46,7 +52,7 @@ class PartitionReader:
     """Reads any partition between two offsets; every method raises JournalLost when Kafka does not answer.
 
     `prefetched` is how many records are fetched ahead: many for sequential reading, 1 for single look-ups.
-    When a client and then a second one read nothing for `silence_s` each, JournalSilent is raised.
+    When two clients in turn read nothing, the second for `silence_s`, JournalSilent is raised.
     Reads one stretch at a time. Not safe for use from two threads at once.
     """
 
@@ -60,12 +66,13 @@ class PartitionReader:
     _admin: AdminClient | None = None
 
     def __post_init__(self) -> None:
-        self._is_there = PlaceCheck(self._connect, self.silence_s)
+        look_s = min(LOOK_UP_S, self.silence_s)
+        self._lookup = OffsetLookup(self.access, look_s, self.isolation)
 
     def close(self) -> None:
         """Close the clients; the next use creates new ones."""
         self._admin = None
-        self._is_there.close()
+        self._lookup.close()
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -175,11 +182,12 @@ class PartitionReader:
         if start >= end:
             return
         consumer, reached = self._open(), start
+        hesitation_s = min(FIRST_HESITATION_S, self.silence_s)
         try:
             with self._asking(topic, f"{topic}/{partition}: cannot read from {start}"):
                 consumer.assign([TopicPartition(topic, partition, start)])
                 # `consume` alone returns only once it has all records, or its timeout has passed.
-                while reached < end and (first := consumer.poll(self.silence_s)) is not None:
+                while reached < end and (first := consumer.poll(hesitation_s)) is not None:
                     for found in self._found(consumer, first, reached, end):
                         reached = found[1]
                         yield found
@@ -191,7 +199,10 @@ class PartitionReader:
     def read_patiently(
         self, topic: str, partition: int, start: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
-        """Like `read`, but tolerates gigabytes of aborted records, which clients skip silently."""
+        """Like `read`, but tolerates gigabytes of aborted records, and records that clients never return.
+
+        Raises JournalSilent when a client neither reads nor passes over anything for `silence_s`.
+        """
         # A client for this read only: statistics of a client that is not polled pile up in memory.
         consumer, fetched = self.access.fetching_consumer(**self._settings())
         with (
@@ -200,39 +211,40 @@ class PartitionReader:
         ):
             consumer.assign([TopicPartition(topic, partition, start)])
             reached = position = start
+            ends_s = time.monotonic() + self.silence_s
             while reached < end:
-                first = consumer.poll(self.silence_s)
+                first = consumer.poll(min(HESITATION_S, self.silence_s))
+                before, position = max(position, reached), fetched.next_offset(topic, partition)
+                some: Iterable[tuple[list[Message], int]] = ()
                 if first is not None:
-                    for found in self._found(consumer, first, reached, end):
+                    some = self._found(consumer, first, reached, end)
+                elif position >= end:  # nothing but aborted records up to the end
+                    some = [([], end)]
+                elif position <= before and time.monotonic() > ends_s:
+                    raise JournalSilent(f"{topic}/{partition}: nothing read from {reached} on")
+                elif position <= before:
+                    some = read_carefully(self._lookup, consumer, topic, partition, reached, end)
+                try:
+                    for found in some:
                         reached = found[1]
                         yield found
-                    continue
-                before, position = max(position, reached), fetched.next_offset(topic, partition)
-                if position >= end:  # nothing but aborted records up to the end
-                    yield [], end
-                    return
-                if position <= before:
-                    raise JournalSilent(
-                        f"{topic}/{partition}: nothing read from {reached} on for {self.silence_s} s"
-                    )
+                    ends_s = time.monotonic() + self.silence_s
+                except JournalSilent:
+                    if first is not None:
+                        raise
 
     def _found(
         self, consumer: Consumer, first: Message, reached: int, end: int
     ) -> Iterator[tuple[list[Message], int]]:
         """The `first` message and those that are fetched, each list with the offset reached."""
         polled = [first, *consumer.consume(self.at_once, timeout=0)]
-        found, refused = readable(polled)
-        trusted = believed(found, reached, self._is_there)
+        trusted = believed(readable(polled), reached, self._lookup.is_there)
         messages, there = messages_below(trusted, end)
         reached = max(reached, there)
         yield messages, reached
-        if reached >= end:
-            return
-        if len(trusted) < len(found):
-            at = found[0].topic() or "", found[0].partition() or 0
-            yield from read_doubted(consumer, *at, reached, end, self.silence_s)
-        elif refused is not None:
-            yield from read_over(consumer, refused, reached, end, self.silence_s)
+        if len(trusted) < len(polled) and reached < end:
+            place = first.topic() or "", first.partition() or 0
+            yield from read_carefully(self._lookup, consumer, *place, reached, end)
 
     def _clients_admin(self) -> AdminClient:
         if self._admin is None:  # an idle client has length 0 and is falsy
@@ -241,11 +253,8 @@ class PartitionReader:
 
     def _open(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self._connect()
+            self._consumer = self.access.consumer(**self._settings())
         return self._consumer
-
-    def _connect(self) -> Consumer:
-        return self.access.consumer(**self._settings())
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -255,8 +264,7 @@ class PartitionReader:
             # At the end of a partition, every read waits this long for records that do not come.
             "fetch.wait.max.ms": 20,
             "queued.min.messages": self.prefetched,
-            # However small this is, a broker returns a whole record batch.
-            "fetch.message.max.bytes": FETCH_BYTES,
+            "queued.max.messages.kbytes": MOST_FETCHED_BYTES // 1000,
             "fetch.queue.backoff.ms": 1,
         }
 

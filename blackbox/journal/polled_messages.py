@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+
 
 def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
@@ -26,7 +28,27 @@ def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], 
     return messages, min(reached, end)
 
 
+def is_elsewhere(polled: Message, position: int) -> bool:
+    """Whether this is an out-of-range error of another position than the one that is read.
+
+    The client goes on from where a record claims to be, and returns the error of that also to a later read.
+    """
+    error = polled.error()
+    return error is not None and error.code() in OUT_OF_RANGE and polled.offset() != position
+
+
+def is_unreadable(error: KafkaError | None) -> bool:
+    """Whether a polled error stands for a record batch that cannot be decompressed."""
+    return error is not None and error.code() == KafkaError._BAD_COMPRESSION
+
+
 def offset_of(message: Message) -> int:
     offset = message.offset()
     assert offset is not None
     return offset
+
+
+def without_content(topic: str, partition: int, offset: int, why: KafkaError) -> Message:
+    """A message at this offset that has an error in place of its content."""
+    # Callers take it for a consumed message; it is never given back to a client.
+    return Message(topic=topic, partition=partition, offset=offset, error=why)

@@ -10,10 +10,14 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from blackbox.journal.claimed_offsets import believed
-from blackbox.journal.ends import OUT_OF_RANGE
 from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess, journal_error, read_right
-from blackbox.journal.partition_reader import READ_RECORDS, SILENCE_S, PartitionReader
-from blackbox.journal.polled_messages import messages_below, offset_of
+from blackbox.journal.partition_reader import (
+    HESITATION_S,
+    READ_RECORDS,
+    SILENCE_S,
+    PartitionReader,
+)
+from blackbox.journal.polled_messages import OUT_OF_RANGE, messages_below, offset_of
 from blackbox.journal.unreadable_batches import readable
 from blackbox.records.errors import JournalLost, JournalSilent, RecordsRemoved
 
@@ -53,7 +57,7 @@ def read_ranges(
     """The committed records of each range, one range after the other, each in order.
 
     Raises RecordsRemoved when retention has removed offsets that are wanted, JournalSilent when Kafka
-    returns nothing for twice `silence_s`. With `lost`, calls it instead, and skips the rest of that
+    returns nothing for `silence_s`. With `lost`, calls it instead, and skips the rest of that
     range. With `skip_removed`, skips only the removed offsets, without an error.
     """
     left = list(ranges)
@@ -88,7 +92,7 @@ def _read_in_turn(
                 messages, reached = _read_on(consumer, wanted, reached, access.group_id, silence_s)
             except _Silent:
                 reader = PartitionReader(access, silence_s=silence_s)
-                yield from _read_patiently(reader, wanted, start, reached)
+                yield from _read_patiently(reader, consumer, wanted, start, reached)
                 if len(left) > 1:
                     _turn_to(consumer, left[1])
                 break
@@ -106,14 +110,20 @@ class _Silent(Exception):
 
 
 def _read_patiently(
-    reader: PartitionReader, wanted: Range, start: int, reached: int
+    reader: PartitionReader, consumer: Consumer, wanted: Range, start: int, reached: int
 ) -> Iterator[Chunk]:
     """The rest of a range, which the client does not return."""
     with closing(reader):
         rest = reader.read_patiently(wanted.topic, wanted.partition, reached, wanted.end)
-        for messages, there in rest:
-            yield from _bounded(Chunk(wanted, start, there, messages))
-            start = there
+        try:
+            for messages, there in rest:
+                yield from _bounded(Chunk(wanted, start, there, messages))
+                start = reached = there
+        except JournalLost as error:
+            cause = error.__cause__
+            if isinstance(cause, KafkaException) and cause.args[0].code() in OUT_OF_RANGE:
+                raise _out_of_range(consumer, wanted, reached) from None
+            raise
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
@@ -180,12 +190,12 @@ def _read_on(
     at = f"{wanted.topic}/{wanted.partition}"
     polled: list[Message] = []
     try:
-        first = consumer.poll(silence_s)
+        first = consumer.poll(min(HESITATION_S, silence_s))
         if first is None:
             raise _Silent
         polled = [first, *consumer.consume(READ_RECORDS - 1, timeout=0)]
         is_doubted = len(believed(polled, reached, lambda _: False)) < len(polled)
-        if is_doubted or readable(polled)[1] is not None:
+        if is_doubted or len(readable(polled)) < len(polled):
             raise _Silent  # to a reader that can look offsets up, and read over batches
         messages, there = messages_below(polled, wanted.end)
     except KafkaException as error:

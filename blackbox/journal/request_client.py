@@ -8,7 +8,7 @@ import time
 import orjson
 from confluent_kafka import Message, TopicPartition
 
-from blackbox.journal.kafka_access import FETCH_BYTES, KafkaAccess
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
@@ -16,6 +16,8 @@ logger = logging.getLogger("blackbox.journal")
 PATIENCE_S = 5.0
 # A batch of 4,000 records of 1 MB would take 4 GB: its size is looked at after each so many records.
 AT_ONCE, MOST_BYTES = 100, 16_000_000
+# A client never returns some records; after so many statistics its shard is read with care.
+LOOKS_IF_NONE = 3
 
 
 class StarvedShards:
@@ -29,6 +31,7 @@ class StarvedShards:
         self.found: set[Shard] = set()
         self._fetched: dict[Shard, int] = {}
         self._waiting: set[Shard] = set()
+        self._looks: dict[Shard, int] = {}
         self._answers: dict[int, int] = {}
 
     def __call__(self, statistics: str) -> None:
@@ -43,11 +46,16 @@ class StarvedShards:
                 shard, next_offset = Shard(topic, int(number)), int(partition["next_offset"])
                 fetched[shard] = next_offset
                 is_read = partition["fetch_state"] == "active" and partition["leader"] in answering
+                # Otherwise this process is slow.
+                is_read = is_read and not int(partition["fetchq_cnt"])
                 if is_read and 0 <= next_offset < int(partition["ls_offset"]):
                     waiting.add(shard)
         same = {shard for shard, offset in fetched.items() if self._fetched.get(shard) == offset}
-        # If no shard progresses, this process or the broker is slow.
-        self.found = same & waiting & self._waiting if len(same) < len(fetched) else set()
+        quiet = same & waiting & self._waiting
+        self._looks = {shard: self._looks.get(shard, 0) + 1 for shard in quiet}
+        # If no shard progresses, the broker may be slow.
+        least = 1 if len(same) < len(fetched) else LOOKS_IF_NONE
+        self.found = {shard for shard, looks in self._looks.items() if looks >= least}
         self._fetched, self._waiting, self._answers = fetched, waiting, answers
 
 
@@ -118,7 +126,6 @@ class RequestClient:
         self._consumer, self._monitor = self._access.watched_consumer(
             PATIENCE_S,
             {
-                "fetch.message.max.bytes": FETCH_BYTES,
                 "queued.max.messages.kbytes": MOST_BYTES // 1000,
                 # By default, a client whose queue was full fetches again only after a second.
                 "fetch.queue.backoff.ms": 5,

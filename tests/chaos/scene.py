@@ -380,8 +380,9 @@ class Scene:
                 continue
             partition, offset = _place(written)
             ends[Shard(topic, partition)] = max(ends[Shard(topic, partition)], offset + 1)
-        for message in each_of(self.kafka.bootstrap_servers, topic):
-            partition, offset = _place(message)
+        # A usual consumer cannot read what is unreadable, or believes the offsets that it claims.
+        others = () if self.unreadable else each_of(self.kafka.bootstrap_servers, topic)
+        for partition, offset in [*map(_place, others), *self.unreadable]:
             ends[Shard(topic, partition)] = max(ends[Shard(topic, partition)], offset + 1)
         return ends
 

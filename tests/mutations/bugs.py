@@ -1114,7 +1114,7 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "        for shard in waiting_longest[: MOST_APART - len(self._apart)]:\n",
+                "        for shard in self._together.starved:\n",
                 "        for shard in ():\n",
             ),
         ),
@@ -1123,12 +1123,12 @@ BUGS = (
     ),
     Bug(
         "apart-for-ever",
-        "Shards that are read apart keep the only consumers for that; the next shard never gets one.",
+        "Shards that are read apart keep the only threads for that; the next shard never gets one.",
         (
             Change(
                 "journal/request_reader.py",
-                "        if others_wait and (self.is_read or",
-                "        if False and (self.is_read or",
+                "            if detour.is_over:\n",
+                "            if False:\n",
             ),
         ),
         (),
@@ -1136,14 +1136,73 @@ BUGS = (
     ),
     Bug(
         "apart-not-in-turn",
-        "Of many shards that wait to be read apart, always the same ones are.",
+        "Of many shards that wait to be read apart, always the last ones are.",
         (
             Change(
                 "journal/request_reader.py",
-                "sorted(waiting, key=lambda shard: self._turn_ended_s.get(shard, 0.0))",
-                "sorted(waiting)",
+                "            shard = next(iter(self._in_line))\n",
+                "            shard = next(reversed(self._in_line))\n",
             ),
         ),
+        (),
+        ("tests/service/test_shard_journal.py",),
+    ),
+    Bug(
+        "silent-record-stops-a-shard",
+        "A record that the client never returns stops its shard for ever.",
+        (
+            Change(
+                "journal/offset_lookup.py",
+                "            if silent.version > before:\n",
+                "            if False:\n",
+            ),
+        ),
+        (),
+        ("tests/service/test_silent_records.py",),
+    ),
+    Bug(
+        "silent-broker-is-a-silent-record",
+        "A record becomes a dead letter because Kafka does not answer for a while.",
+        (
+            Change(
+                "journal/offset_lookup.py",
+                "            if silent.version > before:\n",
+                "            if silent.version > before or time.monotonic() > ends_s:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_offset_lookup.py",),
+    ),
+    Bug(
+        "earlier-look-up-decides",
+        "A record becomes a dead letter because the client could not parse a fetch of the look-up before.",
+        (
+            Change(
+                "journal/offset_lookup.py",
+                "            if silent.version > before:\n",
+                "            if silent.version >= 0:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_offset_lookup.py",),
+    ),
+    Bug(
+        "error-of-another-position",
+        "The error of where a record claimed to be stops its shard, or hides the records behind it.",
+        (
+            Change(
+                "journal/polled_messages.py",
+                " and polled.offset() != position\n",
+                " and False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_offset_lookup.py",),
+    ),
+    Bug(
+        "fetches-that-grow",
+        "Megabytes of aborted records make the client's fetches grow, until small batches fill the memory.",
+        (Change("journal/kafka_access.py", '            "fetch.max.bytes": FETCH_BYTES,\n', ""),),
         (),
         ("tests/service/test_shard_journal.py",),
     ),
@@ -1179,8 +1238,8 @@ BUGS = (
         (
             Change(
                 "journal/partition_reader.py",
-                "        found, refused = readable(polled)\n",
-                "        found, refused = polled, None\n",
+                "believed(readable(polled), reached,",
+                "believed(polled, reached,",
             ),
         ),
         (),
@@ -1257,8 +1316,8 @@ BUGS = (
         (
             Change(
                 "journal/partition_reader.py",
-                "                if position <= before:\n",
-                "                if True:\n",
+                "                elif position <= before and time.monotonic() > ends_s:\n",
+                "                elif time.monotonic() > ends_s:\n",
             ),
         ),
         (),

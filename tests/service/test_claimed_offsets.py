@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 
 import pytest
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.message_conversion import read_records
-from blackbox.journal.ranges import Range, read_ranges
-from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
-from blackbox.records.request import Reason, Record, Shard
+from blackbox.records.request import Reason, Shard
+from tests.journal import WAYS, read_from
 from tests.raw_record import RawRecord, write_raw
 from tests.world import World, both_engines_in_proof, read_all
 
@@ -45,25 +42,17 @@ def write(world: World, count: int) -> None:
     world.flush()
 
 
-def records_of(how: str, shard: Shard, access: KafkaAccess) -> list[Record]:
-    with closing(ShardJournal(shard, access)) as journal:
-        start, end = journal.request_bounds()
-        if how == "ranges of many":
-            chunks = read_ranges(access, [Range(*shard, start, end)])
-            return [record for chunk in chunks for record in read_records(chunk.messages)]
-        return [record for batch in journal.requests(start, end) for record in batch.records]
-
-
-@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("deltas", [EARLIER, LATER, DISTANT], ids=["earlier", "later", "distant"])
 def test_each_record_is_read_at_its_own_offset(
-    world: World, shard: Shard, deltas: list[int], how: str
+    world: World, shard: Shard, deltas: list[int], way: str
 ) -> None:
     write(world, 30)
     forge(world, deltas)
     write(world, 30)
 
-    found = records_of(how, shard, KafkaAccess(world.kafka.bootstrap_servers, world.name))
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    found = read_from(way, shard, access, 0, 60 + len(deltas))
 
     assert [one.offset for one in found if one.value == b"genuine"] == [*range(30), *range(50, 80)]
     refused = {one.offset: one.unreadable.reason for one in found if one.unreadable is not None}

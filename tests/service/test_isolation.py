@@ -31,6 +31,7 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.journal.own_topics import UNLIMITED_RETENTION
 from blackbox.journal.topics import receipts_topic
 from tests.conftest import missing
+from tests.raw_record import DISTANT, SILENT, write_raw
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.unreadable_batch import write_unreadable_batch
 from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
@@ -256,6 +257,13 @@ def unreadable_batches(scene: Scene) -> None:
         write_unreadable_batch(world.kafka.bootstrap_servers, world.requests, 3, TROUBLED)
 
 
+def hand_made_batches(scene: Scene) -> None:
+    world = scene.world
+    for _ in range(5):
+        records = [SILENT, DISTANT, SILENT]
+        write_raw(world.kafka.bootstrap_servers, world.requests, records, TROUBLED)
+
+
 def over_quota(scene: Scene) -> None:
     scene.ask(MUCH, scene.target("busy"), caller="hoarder")
 
@@ -298,6 +306,9 @@ TROUBLES = (
     Trouble("a caller requests 20,000 messages at once", flood, "the caller", ("blackbox_fired_total", "")),
     Trouble("a caller writes garbage", garbage, NOISY, ("blackbox_dead_total", "")),
     Trouble("a caller writes batches that cannot be read", unreadable_batches,
+            "callers that write to that partition; the caller: dead letters",
+            ("blackbox_dead_total", "")),
+    Trouble("a caller assembles record batches that clients misread", hand_made_batches,
             "callers that write to that partition; the caller: dead letters",
             ("blackbox_dead_total", "")),
     Trouble("a caller is over its quota", over_quota, NOISY, ("blackbox_refused_total", "")),

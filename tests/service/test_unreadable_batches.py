@@ -9,13 +9,12 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.message_conversion import read_records
-from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Reason, Record, Shard
+from tests.journal import WAYS, read_from
 from tests.unreadable_batch import write_unreadable_batch
 from tests.world import World, both_engines_in_proof, until
 
@@ -37,16 +36,8 @@ def write_one(world: World, value: bytes) -> None:
     world.flush()
 
 
-def read_from(how: str, shard: Shard, access: KafkaAccess, start: int, end: int) -> list[Record]:
-    if how == "ranges of many":
-        chunks = read_ranges(access, [Range(*shard, start, end)])
-        return [record for chunk in chunks for record in read_records(chunk.messages)]
-    with closing(ShardJournal(shard, access)) as journal:
-        return [record for batch in journal.requests(start, end) for record in batch.records]
-
-
 @pytest.mark.parametrize("count", [1, 2, 7])
-@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+@pytest.mark.parametrize("how", WAYS)
 def test_the_records_of_an_unreadable_batch_are_returned_without_content(
     world: World, shard: Shard, how: str, count: int
 ) -> None:
@@ -74,7 +65,7 @@ def test_the_records_of_an_unreadable_batch_are_returned_without_content(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", ["a shard's journal", "ranges of many"])
+@pytest.mark.parametrize("how", WAYS)
 def test_such_a_batch_right_behind_what_is_wanted_does_not_hold_a_read_up(
     world: World, shard: Shard, how: str
 ) -> None:
@@ -100,19 +91,28 @@ def write_marker(world: World) -> None:
     producer.commit_transaction()
 
 
-def test_the_reader_of_all_shards_leaves_such_a_shard_to_an_opening(
-    world: World, shard: Shard
-) -> None:
+def test_the_reader_of_all_shards_reads_over_such_a_batch_apart(world: World, shard: Shard) -> None:
+    write_one(world, b"before")
     write_batch(world, 2)
+    write_one(world, b"behind")
     other = Shard(world.requests, 1)
     reader = RequestReader(
         KafkaAccess(world.kafka.bootstrap_servers, world.name), most_records=100, gather_s=0.005
     )
     reader.start(shard, 0)
     reader.start(other, 0)
-    [lost] = until("it is lost", lambda: reader.read()[1])
-    assert lost.shard == shard
-    reader.stop(shard)
+    read: list[Record] = []
+
+    def all_are_read() -> bool:
+        batches, lost = reader.read()
+        assert not lost
+        if shard in batches:
+            assert batches[shard].start == len(read)
+            read.extend(batches[shard].records)
+        return len(read) == 4
+
+    until("all are read", all_are_read)
+    assert [record.unreadable is None for record in read] == [True, False, False, True]
     world.send_raw(b"x", partition=1)
     world.flush()
     assert until("the other is read", lambda: reader.read()[0].get(other))

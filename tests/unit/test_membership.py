@@ -16,7 +16,7 @@ from blackbox.journal.membership import Membership
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     """The settings of the consumers that are made."""
     asked: list[Mapping[str, Any]] = []
-    monkeypatch.setattr(access_module, "Consumer", lambda settings, logger: asked.append(settings))
+    monkeypatch.setattr(access_module, "Consumer", asked.append)
     return asked
 
 

@@ -15,14 +15,28 @@ Told = dict[str, Any]
 BUSY, OTHER = Shard("TB", 0), Shard("TB", 1)
 
 
-def statistics(*partitions: tuple[int, int], state: str = "active", leader: int = 1) -> Told:
+def statistics(
+    *partitions: tuple[int, int], state: str = "active", leader: int = 1, queued: int = 0
+) -> Told:
     """Statistics of TB with the next and the last stable offset of each partition; the last one has this leader."""
     about = {
-        str(number): {"next_offset": at, "ls_offset": end, "fetch_state": state, "leader": 1}
+        str(number): {
+            "next_offset": at,
+            "ls_offset": end,
+            "fetch_state": state,
+            "leader": 1,
+            "fetchq_cnt": queued,
+        }
         for number, (at, end) in enumerate(partitions)
     }
     about[str(len(partitions) - 1)]["leader"] = leader
-    about["-1"] = {"next_offset": 0, "ls_offset": -1001, "fetch_state": "none", "leader": -1}
+    about["-1"] = {
+        "next_offset": 0,
+        "ls_offset": -1001,
+        "fetch_state": "none",
+        "leader": -1,
+        "fetchq_cnt": 0,
+    }
     return {"topics": {"TB": {"partitions": about}}}
 
 
@@ -70,3 +84,13 @@ def test_nor_are_shards_that_are_not_read() -> None:
 def test_nor_are_shards_whose_broker_answers_nobody(leader: int) -> None:
     told = [statistics((at, 900), (5, 9), leader=leader) for at in (100, 200, 300)]
     assert found(*told) == set()
+
+
+def test_nor_are_those_whose_records_wait_for_this_process() -> None:
+    assert found(*(statistics((at, 900), (5, 9), queued=3) for at in (100, 200, 300))) == set()
+
+
+def test_a_shard_that_is_never_fetched_is_starved_although_no_other_is_fetched_either() -> None:
+    told = [statistics((100, 100), (5, 9))] * 6
+    assert found(*told[:3]) == set()
+    assert found(*told) == {OTHER}
