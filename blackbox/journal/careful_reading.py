@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from blackbox.journal.offset_lookup import OffsetLookup
-from blackbox.journal.polled_messages import is_unreadable, without_content
+from blackbox.journal.polled_messages import is_unreadable, offset_of, without_content
 from blackbox.journal.unreadable_batches import read_over
 
 
@@ -34,7 +34,7 @@ def _read_carefully(
     at = start
     while at < end:
         found = lookup.first_from(topic, partition, at)
-        error, claimed = found.error(), found.offset() or 0
+        error, claimed = found.error(), offset_of(found)
         if is_unreadable(error):
             yield from read_over(lookup, found, at, end)
             return
@@ -46,7 +46,7 @@ def _read_carefully(
             at = claimed + 1
             continue
         if error is not None or (claimed != elsewhere and lookup.is_there(found)):
-            # The end of the partition has an offset, too.
+            # The end of the partition, or of what is passed over, has an offset, too.
             yield [], max(at, min(claimed, end))
             return
         elsewhere = claimed

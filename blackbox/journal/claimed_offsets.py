@@ -22,7 +22,8 @@ def believed(
 
     Offsets without a gap, from `position` on, cannot hide the record of another. Behind a gap, such as a
     marker of a transaction or what compaction removed, the last one is looked up: if it is where it
-    claims to be, nothing before it was passed over.
+    claims to be, nothing before it was passed over. Unless its writer has put the same content there, too
+    (docs/security.md).
     """
     count = _without_gap(polled, position)
     # Only blackbox writes receipts, each with a marker behind it.

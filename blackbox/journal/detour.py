@@ -25,11 +25,13 @@ MOST_WITHOUT_CONTENT = 100
 # Longer than it takes a client to report its progress; the shard is read again later.
 SILENCE_S = 3.0
 LOOK_S = 0.2
+# A shard that can be read in neither way is tried again and again.
+FAILED_S = 1.0
 CLOSE_S = 3.0
 
 
 class Detour:
-    """Reads a shard from `position` on, to the end that it has at the start, or for `longest_s`.
+    """Reads a shard from `position` on, to the end that it has at the start, or for about `longest_s`.
 
     `position` is the next offset of what was not taken yet. Only the thread that created it may use it.
     """
@@ -47,9 +49,14 @@ class Detour:
         self._thread.start()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it still has a thread and its clients."""
+        return self._thread.is_alive()
+
+    @property
     def is_over(self) -> bool:
         """Whether all that was read has been taken, and no more will be."""
-        return not self._thread.is_alive() and self._found.empty()
+        return not self.is_alive and self._found.empty()
 
     def take(self) -> Batch | None:
         """What was read next, if anything; does not wait."""
@@ -76,6 +83,7 @@ class Detour:
         except (RecoveryRequired, KafkaException) as error:
             # It is read together with others again, where an error that lasts is met as well.
             logger.warning("%s: cannot be read apart: %s", self._shard, error)
+            self._stopped.wait(FAILED_S)
 
     def _read(self) -> None:
         position, end = self.position, self._reader.bounds(*self._shard).end
@@ -84,11 +92,11 @@ class Detour:
             waiting += messages
             # Records without content come one by one, and each batch costs its owner a turn.
             has_content = any(message.error() is None for message in messages)
-            if not has_content and reached < end and len(waiting) < MOST_WITHOUT_CONTENT:
-                continue
-            self._put(Batch(position, reached, read_records(waiting), leader_epochs(waiting)))
-            position, waiting = reached, []
-            if self._stopped.is_set() or time.monotonic() > self._ends_s:
+            is_over = self._stopped.is_set() or time.monotonic() > self._ends_s or reached >= end
+            if has_content or is_over or len(waiting) >= MOST_WITHOUT_CONTENT:
+                self._put(Batch(position, reached, read_records(waiting), leader_epochs(waiting)))
+                position, waiting = reached, []
+            if is_over:
                 return
 
     def _put(self, batch: Batch) -> None:

@@ -20,9 +20,9 @@ Answer = TypeVar("Answer")
 
 REQUEST_TIMEOUT_S = 5.0
 STATISTICS_MS = 2_000
+PROGRESS_MS = 200  # of clients that are read for a short time
 POLL_S = 0.1
-# Of all shards of a broker together. The client decompresses all of an answer before it returns a record: 64 KiB
-# may become 16 MB if they are lz4, and 300 MB if they are zstd.
+# Of all shards of a broker. All of an answer is decompressed before a record is returned: 16 MB (lz4), 300 MB (zstd).
 FETCH_BYTES = 65_536
 
 # The guarantees depend on these; `KafkaAccess.check` refuses them in the operator's file.
@@ -149,7 +149,7 @@ class KafkaAccess:
     def fetching_consumer(self, **own: Any) -> tuple[Consumer, FetchProgress]:
         """A consumer, and what shows its progress even while it returns no messages."""
         fetched = FetchProgress()
-        watched = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": fetched}
+        watched = {"statistics.interval.ms": PROGRESS_MS, "stats_cb": fetched}
         return self.consumer(**watched | own), fetched
 
     def consumer(self, **own: Any) -> Consumer:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from blackbox.core.plan import UNKNOWN_EPOCH
+from blackbox.journal.polled_messages import is_unreadable
 from blackbox.records.request import Headers, Invalid, Reason, Record
 
 
@@ -50,6 +51,7 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
             found.append([])
     for place, refusal in enumerate(map(Message.error, messages)):
         if refusal is not None:
-            detail = f"its record batch has too many bytes, or is damaged: {refusal.str()}"
+            about = "its record batch has too many bytes, or is damaged: "
+            detail = f"{about if is_unreadable(refusal) else ''}{refusal.str()}"
             unreadable[place] = Invalid(Reason.UNREADABLE, detail)
     return found, unreadable

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.polled_messages import OUT_OF_RANGE, is_elsewhere, offset_of, without_content
+from blackbox.journal.polled_messages import (
+    OUT_OF_RANGE,
+    is_of_no_record,
+    offset_of,
+    without_content,
+)
 from blackbox.records.errors import JournalSilent
 
 LOOK_S = 0.005
@@ -63,7 +68,7 @@ class _FetchLog(logging.Handler):
 class OffsetLookup:
     """Looks up what is at an offset, with a consumer of its own, which is connected at the first use.
 
-    Raises KafkaException, and JournalSilent when Kafka returns nothing for `within_s`.
+    Raises KafkaException, and JournalSilent when the client returns nothing within `within_s`.
     Not safe for use from two threads at once.
     """
 
@@ -78,36 +83,58 @@ class OffsetLookup:
     def first_from(self, topic: str, partition: int, offset: int) -> Message:
         """What is first from this offset on: a message, or an error that belongs to an offset.
 
-        A record that the client never returns is such an error.
+        A record that the client never returns is such an error. So is the end of a partition, which also
+        stands for the offset up to which nothing is returned, if there is more of that than fits `within_s`.
         """
-        if self._consumer is None:
-            self._consumer = self._connect()
         place = topic, partition
-        # The client may still log a fetch of the look-up before.
-        before = self._fetches.last.get(place, _Fetch()).version
-        self._consumer.assign([TopicPartition(*place, offset)])
-        ends_s = time.monotonic() + self._within_s
-        while (found := self._consumer.poll(LOOK_S)) is None or is_elsewhere(found, offset):
-            silent = self._fetches.not_parsed.get(place, _Fetch())
-            if silent.version > before:
-                found = without_content(*place, silent.offset, KafkaError(KafkaError._BAD_MSG, WHY))
-                break
-            if time.monotonic() > ends_s:
-                self.close()  # what it logs later must not be taken for a later look-up
-                raise JournalSilent(
-                    f"{topic}/{partition}: nothing read from {offset} on for {self._within_s:.1f} s"
-                )
-        self._consumer.unassign()
+        if (found := self._look(place, offset)) is None:
+            reached = self._fetches.last[place].offset
+            found = without_content(*place, reached, KafkaError(KafkaError._PARTITION_EOF))
         error = found.error()
         if error is not None and error.code() not in _WITH_OFFSET:
+            self.close()
             raise KafkaException(error)
         return found
 
     def is_there(self, message: Message) -> bool:
-        """Whether a message that was read is at the offset that it claims."""
+        """Whether a message with this content is at the offset that it claims."""
         place = message.topic() or "", message.partition() or 0
-        found = self.first_from(*place, offset_of(message))
-        return found.error() is None and _content(found) == _content(message)
+        found = self._look(place, offset_of(message), only_there=True)
+        return found is not None and found.error() is None and _content(found) == _content(message)
+
+    def _look(
+        self, place: tuple[str, int], offset: int, *, only_there: bool = False
+    ) -> Message | None:
+        """What is returned first, or None if the client has passed over the offset.
+
+        With `only_there` as soon as it has, otherwise after `within_s`.
+        """
+        if self._consumer is None:
+            self._consumer = self._connect()
+        # The client may still log a fetch of the look-up before.
+        version = self._fetches.last.get(place, _Fetch()).version
+        self._consumer.assign([TopicPartition(*place, offset)])
+        ends_s = time.monotonic() + self._within_s
+        while (found := self._consumer.poll(LOOK_S)) is None or is_of_no_record(found, offset):
+            # Nothing waits to be returned, so what was logged until now is complete.
+            silent = self._fetches.not_parsed.get(place, _Fetch())
+            if silent.version > version and silent.offset >= offset:
+                found = without_content(*place, silent.offset, KafkaError(KafkaError._BAD_MSG, WHY))
+                break
+            last = self._fetches.last.get(place, _Fetch())
+            has_passed = last.version > version and last.offset > offset
+            if found is None and has_passed and only_there:
+                break
+            if time.monotonic() > ends_s:
+                consumer, self._consumer = self._consumer, None
+                consumer.close()  # what it logs later must not be taken for a later look-up
+                if has_passed:
+                    return None
+                raise JournalSilent(
+                    f"{place[0]}/{place[1]}: nothing read from {offset} on for {self._within_s:.1f} s"
+                )
+        self._consumer.unassign()
+        return found
 
     def close(self) -> None:
         if self._consumer is not None:
@@ -119,7 +146,8 @@ class OffsetLookup:
         self._fetches = _FetchLog()
         log.addHandler(self._fetches)
         # The operator's settings must not change what is logged.
-        settings = {**self._access.settings, "debug": "fetch", "log_level": "7"}
+        ours = {"debug": "fetch", "log_level": "7", "fetch.error.backoff.ms": "100"}
+        settings = {**self._access.settings, **ours, "check.crcs": "false"}
         return replace(self._access, settings=settings).consumer(
             **{
                 "logger": log,

@@ -215,20 +215,22 @@ class PartitionReader:
             while reached < end:
                 first = consumer.poll(min(HESITATION_S, self.silence_s))
                 before, position = max(position, reached), fetched.next_offset(topic, partition)
-                some: Iterable[tuple[list[Message], int]] = ()
+                some: Iterable[tuple[list[Message], int]] = [([], reached)]
                 if first is not None:
                     some = self._found(consumer, first, reached, end)
                 elif position >= end:  # nothing but aborted records up to the end
                     some = [([], end)]
                 elif position <= before and time.monotonic() > ends_s:
                     raise JournalSilent(f"{topic}/{partition}: nothing read from {reached} on")
-                elif position <= before:
+                elif 0 <= position <= before:
                     some = read_carefully(self._lookup, consumer, topic, partition, reached, end)
+                at = reached
                 try:
                     for found in some:
                         reached = found[1]
                         yield found
-                    ends_s = time.monotonic() + self.silence_s
+                    if reached > at or position > before:
+                        ends_s = time.monotonic() + self.silence_s
                 except JournalSilent:
                     if first is not None:
                         raise

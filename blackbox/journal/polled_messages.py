@@ -6,19 +6,24 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+# The client's error of a batch of which it returns nothing, such as one whose records claim earlier offsets; it
+# passes over it.
+PASSED_OVER = KafkaError.MSG_SIZE_TOO_LARGE
 OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
 def messages_below(polled: Sequence[Message], end: int) -> tuple[list[Message], int]:
     """The messages below `end`, and the offset reached by them and by end-of-partition events.
 
-    Raises KafkaException for any other error that was polled in place of a message.
+    Raises KafkaException for any other error that was polled in place of a message, unless it is of a batch
+    that the client passed over.
     """
-    ends = [message for message in polled if message.error() is not None]
-    for message in ends:
-        if message.error().code() != KafkaError._PARTITION_EOF:  # type: ignore[union-attr]
-            raise KafkaException(message.error())
-    messages = [m for m in polled if m.error() is None] if ends else list(polled)
+    errors = [(message, error) for message in polled if (error := message.error()) is not None]
+    for _, error in errors:
+        if error.code() not in (KafkaError._PARTITION_EOF, PASSED_OVER):
+            raise KafkaException(error)
+    ends = [message for message, error in errors if error.code() != PASSED_OVER]
+    messages = [m for m in polled if m.error() is None] if errors else list(polled)
     # The event also counts offsets without a message, such as transaction markers.
     reached = max(offset_of(message) for message in ends) if ends else 0
     if messages:
@@ -35,6 +40,12 @@ def is_elsewhere(polled: Message, position: int) -> bool:
     """
     error = polled.error()
     return error is not None and error.code() in OUT_OF_RANGE and polled.offset() != position
+
+
+def is_of_no_record(polled: Message, position: int) -> bool:
+    """Whether this is an error that says nothing about what is at this position or behind it."""
+    error = polled.error()
+    return error is not None and (error.code() == PASSED_OVER or is_elsewhere(polled, position))
 
 
 def is_unreadable(error: KafkaError | None) -> bool:

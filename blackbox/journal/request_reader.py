@@ -39,7 +39,7 @@ LOGGED_AGAIN_S = 600.0
 MOST_APART = 4
 
 # While an offset is looked up, no shard is read.
-LOOK_UP_S = 2.0
+LOOK_UP_S = 0.5
 
 
 class Lost(RecoveryRequired):
@@ -65,8 +65,10 @@ class RequestReader:
         self._access = access
         self._together = RequestClient(access)
         self._apart: dict[Shard, Detour] = {}
-        # the shards that wait to be read apart, with their positions
-        self._in_line: dict[Shard, int] = {}
+        # the shards that wait to be read apart; with a position if they cannot be read with others meanwhile
+        self._in_line: dict[Shard, int | None] = {}
+        # they have been stopped, and their threads are about to end
+        self._ending: list[Detour] = []
         self._lookup = OffsetLookup(access, LOOK_UP_S)
         self._most = most_records
         self._gather_s = gather_s
@@ -113,14 +115,16 @@ class RequestReader:
     def close(self) -> None:
         self._lookup.close()
         self._together.close()
-        for detour in self._apart.values():
+        detours = [*self._apart.values(), *self._ending]
+        for detour in detours:
             detour.stop()
-        for detour in self._apart.values():
+        for detour in detours:
             detour.close()
 
     def _positions(self) -> dict[Shard, int]:
         apart = {shard: detour.position for shard, detour in self._apart.items()}
-        return self._together.positions | self._in_line | apart
+        waiting = {shard: at for shard, at in self._in_line.items() if at is not None}
+        return self._together.positions | waiting | apart
 
     def _messages(self, wait: bool) -> dict[Shard, list[Message]]:
         wait_s = IN_TURN_S if self._apart else FIRST_RECORD_S
@@ -141,7 +145,8 @@ class RequestReader:
                 logger.warning("%s: %s; continuing to read", shard, why)
             read = [m for m in found if m.error() is None] if errors else found
             if any(map(is_unreadable, errors)) or self._is_in_doubt(found, position):
-                self._queue(shard)
+                self._in_line[shard] = position
+                self._set_aside(shard)
             elif any(_is_final(error) for error in errors):
                 lost.append(Lost(shard, errors[0].str()))
             elif read:
@@ -170,19 +175,28 @@ class RequestReader:
                 del self._apart[shard]
                 self._together.start(shard, detour.position)
         for shard in self._together.starved:
-            self._queue(shard)
-        while self._in_line and len(self._apart) < MOST_APART:
+            self._in_line.setdefault(shard)
+        self._ending = [detour for detour in self._ending if detour.is_alive]
+        while self._in_line and not self._paused and self._has_room:
             shard = next(iter(self._in_line))
             position = self._in_line.pop(shard)
+            if position is None:
+                if shard not in self._together.starved:
+                    continue
+                position = self._together.positions[shard]
+                self._set_aside(shard)
             self._apart[shard] = Detour(self._access, shard, position, longest_s=TURN_S)
 
-    def _queue(self, shard: Shard) -> None:
-        """Read this shard apart, as soon as it is its turn."""
+    @property
+    def _has_room(self) -> bool:
+        return len(self._apart) + len(self._ending) < MOST_APART
+
+    def _set_aside(self, shard: Shard) -> None:
+        """Do not read this shard together with the others."""
         now_s = time.monotonic()
         if now_s > self._logged_s.get(shard, -math.inf) + LOGGED_AGAIN_S:
             logger.info("%s: it cannot be read together with others now; reading it apart", shard)
             self._logged_s[shard] = now_s
-        self._in_line[shard] = self._together.positions[shard]
         self._together.stop(shard)
 
     def _start(self, shard: Shard, offset: int) -> None:
@@ -194,9 +208,14 @@ class RequestReader:
         self._in_line.pop(shard, None)
         if (detour := self._apart.pop(shard, None)) is not None:
             detour.stop()
+            self._ending.append(detour)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
+        if paused:
+            for shard, detour in list(self._apart.items()):
+                self._stop(shard)
+                self._in_line[shard] = detour.position
         self._together.pause(paused)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
+from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Reason, Shard
-from tests.journal import WAYS, read_from
+from tests.journal import WAYS, read_from, transactional
 from tests.raw_record import RawRecord, write_raw
 from tests.world import World, both_engines_in_proof, read_all
 
@@ -59,6 +63,42 @@ def test_each_record_is_read_at_its_own_offset(
     # a client passes over records that claim to be before what it asks for
     assert refused == dict.fromkeys([] if deltas == EARLIER else range(30, 50), Reason.UNREADABLE)
     assert len(found) == 60 + len(refused)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_of_which_a_client_returns_nothing_are_passed_over(
+    world: World, shard: Shard, way: str
+) -> None:
+    """A client takes one of them for a record that is too large to be fetched, once its fetches have grown."""
+    write(world, 10)
+    forge(world, [10_000_000])
+    for _ in range(3):
+        forge(world, [-5], b"forged" * 1000)
+    write(world, 10)
+
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    found = read_from(way, shard, access, 0, 24)
+
+    assert [one.offset for one in found if one.value == b"genuine"] == [*range(10), *range(14, 24)]
+
+
+def test_a_claim_to_be_in_an_aborted_transaction_is_refuted_at_once(
+    world: World, shard: Shard
+) -> None:
+    producer = transactional(world, "aborts")
+    for _ in range(300):
+        producer.produce(shard.topic, os.urandom(2000), partition=0)
+        assert producer.flush(10) == 0  # each in a batch of its own
+    producer.abort_transaction(10)
+    write(world, 1)
+    access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
+    claimed = Message(topic=shard.topic, partition=0, offset=5, value=b"forged")
+    with closing(OffsetLookup(access, within_s=0.1)) as lookup:
+        for _ in range(3):
+            assert not lookup.is_there(claimed)
+
+    found = read_from("a shard's journal", shard, access, 0, 302)
+    assert [one.value for one in found] == [b"genuine"]
 
 
 @both_engines_in_proof

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import ListOffsetsResultInfo
 
+from blackbox.journal import kafka_access
 from blackbox.journal.kafka_access import FetchProgress, KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import TopicIds, Topics
@@ -74,17 +77,53 @@ def read(access: Access, start: int, end: int) -> list[int]:
 
 @pytest.mark.parametrize("positions", [(), (8,), (8, 50, 90)])
 def test_a_read_waits_for_a_client_that_makes_progress(positions: tuple[int, ...]) -> None:
-    assert read(Access(*positions), 7, 100) == [100]
+    assert read(Access(*positions), 7, 100)[-1] == 100
 
 
 def test_a_read_does_not_wait_for_records_beyond_its_end() -> None:
-    assert read(Access(50, 100, 150, 200), 7, 100) == [100]
+    assert read(Access(50, 100, 150, 200), 7, 100)[-1] == 100
 
 
 @pytest.mark.parametrize("positions", [(-1001,), (7,), (8, 8), (9, 8)])
 def test_a_client_without_progress_counts_as_silent(positions: tuple[int, ...]) -> None:
     with pytest.raises(JournalSilent, match="TB/3: nothing read from 7 on"):
         read(Access(*positions), 7, 100)
+
+
+class Ended:
+    """A consumer of a partition that ends before what is wanted, and reports that again after each `assign`."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._reports = False
+
+    def assign(self, partitions: object) -> None:
+        self._reports = True
+
+    def unassign(self) -> None: ...
+
+    def poll(self, timeout: float) -> KafkaMessage | None:
+        if not self._reports:
+            time.sleep(timeout)
+            return None
+        self._reports = False
+        error = KafkaError(KafkaError._PARTITION_EOF)
+        return KafkaMessage(topic="TB", partition=3, offset=50, error=error)
+
+    def consume(self, count: int, timeout: float) -> list[KafkaMessage]:
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.timeout(10)
+def test_a_partition_that_ends_before_what_is_wanted_is_not_read_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_access, "Consumer", Ended)
+    monkeypatch.setattr(FetchProgress, "next_offset", lambda *_: 50)
+    reader = PartitionReader(KafkaAccess("127.0.0.1:1", "unit"), silence_s=0.2)
+    with pytest.raises(JournalSilent):
+        assert [reached for _, reached in reader.read("TB", 3, 50, 100)]
 
 
 class Admin:
