@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.polled_messages import (
     OUT_OF_RANGE,
+    is_elsewhere,
     is_of_no_record,
     offset_of,
     without_content,
@@ -116,6 +117,9 @@ class OffsetLookup:
         self._consumer.assign([TopicPartition(*place, offset)])
         ends_s = time.monotonic() + self._within_s
         while (found := self._consumer.poll(LOOK_S)) is None or is_of_no_record(found, offset):
+            if found is not None and is_elsewhere(found, offset):
+                # This error may also have ended the fetches for this look-up.
+                self._consumer.assign([TopicPartition(*place, offset)])
             # Nothing waits to be returned, so what was logged until now is complete.
             silent = self._fetches.not_parsed.get(place, _Fetch())
             if silent.version > version and silent.offset >= offset:

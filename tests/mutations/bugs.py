@@ -1153,7 +1153,7 @@ BUGS = (
         (
             Change(
                 "journal/offset_lookup.py",
-                "            if silent.version > before:\n",
+                "            if silent.version > version and silent.offset >= offset:\n",
                 "            if False:\n",
             ),
         ),
@@ -1166,8 +1166,8 @@ BUGS = (
         (
             Change(
                 "journal/offset_lookup.py",
-                "            if silent.version > before:\n",
-                "            if silent.version > before or time.monotonic() > ends_s:\n",
+                "            if silent.version > version and silent.offset >= offset:\n",
+                "            if silent.version > version or time.monotonic() > ends_s:\n",
             ),
         ),
         (),
@@ -1179,7 +1179,7 @@ BUGS = (
         (
             Change(
                 "journal/offset_lookup.py",
-                "            if silent.version > before:\n",
+                "            if silent.version > version and silent.offset >= offset:\n",
                 "            if silent.version >= 0:\n",
             ),
         ),
@@ -1198,6 +1198,32 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_offset_lookup.py",),
+    ),
+    Bug(
+        "passed-over-batch-is-an-error",
+        "Batches of which the client returns nothing stop their shard, once its fetches have grown.",
+        (
+            Change(
+                "journal/polled_messages.py",
+                "error.code() == PASSED_OVER or ",
+                "",
+            ),
+        ),
+        (),
+        ("tests/service/test_claimed_offsets.py",),
+    ),
+    Bug(
+        "read-beyond-the-end",
+        "A read of a partition that was shortened never ends.",
+        (
+            Change(
+                "journal/partition_reader.py",
+                "                    if reached > at or position > before:\n",
+                "                    if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_partition_reader.py",),
     ),
     Bug(
         "fetches-that-grow",

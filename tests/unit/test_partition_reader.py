@@ -121,7 +121,7 @@ def test_a_partition_that_ends_before_what_is_wanted_is_not_read_for_ever(
 ) -> None:
     monkeypatch.setattr(kafka_access, "Consumer", Ended)
     monkeypatch.setattr(FetchProgress, "next_offset", lambda *_: 50)
-    reader = PartitionReader(KafkaAccess("127.0.0.1:1", "unit"), silence_s=0.2)
+    reader = PartitionReader(KafkaAccess("127.0.0.1:1", "unit"), silence_s=1.5)
     with pytest.raises(JournalSilent):
         assert [reached for _, reached in reader.read("TB", 3, 50, 100)]
 
