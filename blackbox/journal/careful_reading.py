@@ -18,8 +18,8 @@ def read_carefully(
 
     Each list comes with the offset reached. A broker looks an offset up by the batches' offsets, not by what
     records claim. What has no content is returned with an error in its place: a record of a batch that
-    cannot be read, a record that the client never returns, and one that claims another offset, at its own.
-    The consumer then continues behind it.
+    cannot be read, a record that the client never returns, and one that claims a later offset, at its own.
+    The consumer then continues after them.
     """
     reached = start
     for messages, reached in _read_carefully(lookup, topic, partition, start, end):

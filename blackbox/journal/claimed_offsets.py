@@ -1,8 +1,8 @@
 """Records that are not at the offsets that they claim.
 
 In a record batch, each record has an offset of its own. Brokers set the batch's offset, but do not check those of
-the records of an uncompressed batch, and clients believe them. Without a check, a writer could have its record
-pass for another, or move a reader past the records of others.
+the records of an uncompressed batch, and clients believe them. Without a check, a writer could make its record
+appear to be another, or move a reader past the records of others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def believed(
 
     Offsets without a gap, from `position` on, cannot hide the record of another. Behind a gap, such as a
     marker of a transaction or what compaction removed, the last one is looked up: if it is where it
-    claims to be, nothing before it was passed over. Unless its writer has put the same content there, too
+    claims to be, nothing before it was skipped, unless its writer has put the same content there
     (docs/security.md).
     """
     count = _without_gap(polled, position)
-    # Only blackbox writes receipts, each with a marker behind it.
+    # Callers cannot write receipts, and each is followed by the marker of its transaction.
     if count == len(polled) or (polled[0].topic() or "").endswith(RECEIPTS_SUFFIX):
         return polled
     last, claimed, end = position + count - 1, None, count

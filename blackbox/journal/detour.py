@@ -19,7 +19,7 @@ from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.journal")
 
-# A batch may have 16 MB.
+# A batch may have 16 MB, so few are read ahead.
 BATCHES_AHEAD = 1
 MOST_WITHOUT_CONTENT = 100
 # Longer than it takes a client to report its progress; the shard is read again later.

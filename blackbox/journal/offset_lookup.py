@@ -69,7 +69,7 @@ class _FetchLog(logging.Handler):
 class OffsetLookup:
     """Looks up what is at an offset, with a consumer of its own, which is connected at the first use.
 
-    Raises KafkaException, and JournalSilent when the client returns nothing within `within_s`.
+    Raises KafkaException, and JournalSilent when the client neither returns nor skips anything in `within_s`.
     Not safe for use from two threads at once.
     """
 
@@ -84,8 +84,9 @@ class OffsetLookup:
     def first_from(self, topic: str, partition: int, offset: int) -> Message:
         """What is first from this offset on: a message, or an error that belongs to an offset.
 
-        A record that the client never returns is such an error. So is the end of a partition, which also
-        stands for the offset up to which nothing is returned, if there is more of that than fits `within_s`.
+        A record that the client never returns is such an error, and so is the end of a partition. If the
+        client still skips offsets after `within_s`, such as aborted records, the same error is returned with
+        the offset reached.
         """
         place = topic, partition
         if (found := self._look(place, offset)) is None:

@@ -30,12 +30,12 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.journal")
 
 FIRST_RECORD_S = 0.5
-# The same while shards are read apart, and are asked in turn.
+# The same while shards are read apart, because the same loop takes what those have read.
 IN_TURN_S = 0.02
-# How long a shard is read apart if others may wait for it.
+# How long a shard is read apart before it is read together with the others again.
 TURN_S = 2.0
 LOGGED_AGAIN_S = 600.0
-# Each has a thread and a consumer of its own, with a few more threads and connections.
+# Each such shard has a thread and two or three clients, with threads and connections of their own.
 MOST_APART = 4
 
 # While an offset is looked up, no shard is read.
@@ -91,7 +91,7 @@ class RequestReader:
         self._asked.append(lambda: self._pause(False))
 
     def read(self, *, wait: bool = True) -> tuple[dict[Shard, Batch], list[Lost]]:
-        """Wait up to 0.5 s for a record, then gather more for `gather_s`; up to about 16 MB.
+        """Wait up to 0.5 s for a record, then gather more for `gather_s`; up to about 16 MB of each client.
 
         Returns a batch per shard, and the shards that can no longer be read. Without `wait`, returns
         only records that are already fetched.
@@ -169,7 +169,7 @@ class RequestReader:
         return {shard: batch for shard, batch in found if batch is not None}
 
     def _rearrange(self) -> None:
-        """Choose which shards are read apart from now on. Their positions must be behind all that was read."""
+        """Choose which shards are read apart from now on. Their positions must be past all that was read."""
         for shard, detour in list(self._apart.items()):
             if detour.is_over:
                 del self._apart[shard]

@@ -48,7 +48,7 @@ class SilentShards:
         with self._lock:
             before = self._omissions.get(shard)
             pause_s = FIRST_PAUSE_S
-            # Silent again soon after its return, which cost a batch 5 s: the pause doubles.
+            # Silent again soon after its return, which cost a batch 3 to 4 s: the pause doubles.
             if before is not None and now < before.until_s + LONGEST_PAUSE_S:
                 pause_s = min(LONGEST_PAUSE_S, 2 * before.pause_s)
             self._omissions[shard] = _Omission(why, now + pause_s, pause_s)
