@@ -22,7 +22,7 @@ logger = logging.getLogger("blackbox.journal")
 # A batch may have 16 MB, so few are read ahead.
 BATCHES_AHEAD = 1
 MOST_WITHOUT_CONTENT = 100
-# Longer than it takes a client to report its progress; the shard is read again later.
+# The shard is read again later.
 SILENCE_S = 3.0
 LOOK_S = 0.2
 # A shard that can be read in neither way is tried again and again.

@@ -459,9 +459,7 @@ def test_batches_are_consecutive_over_aborted_transactions(
 
 
 @pytest.mark.parametrize("reads", ["a shard's journal", "ranges of many"])
-def test_any_number_of_aborted_records_is_skipped(
-    world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch, reads: str
-) -> None:
+def test_any_number_of_aborted_records_is_skipped(world: World, shard: Shard, reads: str) -> None:
     """The client returns nothing during that time. At length: some gigabytes, for longer than a partition may be silent."""
     producer = transactional(world, "aborts")
     for _ in range(5000 if AT_LENGTH else 100):
@@ -470,7 +468,6 @@ def test_any_number_of_aborted_records_is_skipped(
     producer.abort_transaction(60)
     ask_in_transactions(world, "commit")
     access = KafkaAccess(world.kafka.bootstrap_servers, world.name)
-    monkeypatch.setattr(access_module, "STATISTICS_MS", 100)
     reader = PartitionReader(access, silence_s=1.2)
     with closing(ShardJournal(shard, access, reader=reader)) as journal:
         end = journal.request_bounds().end
