@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from confluent_kafka.admin import NewTopic
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as with_settings
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -63,12 +63,16 @@ def own_server(
     server.stop()
 
 
-OWN_KEY = re.compile(rb"blackbox:\{TB-0\}:(due|ids|state|receipts|cold|msg:[0-9a-f]{16}|skip:\d+)")
+OWN_KEY = re.compile(
+    rb"blackbox:\{TB-0\}:(due|ids|state|receipts|cold|refused|msg:[0-9a-f]{16}|skip:\d+)"
+)
 
 
 @pytest.mark.service
 @with_settings(max_examples=60)
 @given(caller=texts, id=texts, name=texts, value=texts, topic=texts, key=texts)
+# A large invalid request: the index keeps no payload of it, but a bit in `refused`.
+@example(caller="a", id="b", name="n", value="v" * 2000, topic="t", key="k")
 def test_no_content_of_a_request_becomes_part_of_a_redis_key(
     own_server: EmbeddedRedis, caller: str, id: str, name: str, value: str, topic: str, key: str
 ) -> None:
