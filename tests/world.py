@@ -249,6 +249,7 @@ class World:
         partitions: int = PARTITIONS,
     ) -> None:
         self.engine = engine
+        self.service_type: type[ServiceProcess] = ForkedService
         self.partitions = partitions
         self.name = f"w{uuid.uuid4().hex[:8]}"
         self.kafka = kafka
@@ -352,7 +353,7 @@ class World:
         """Start a service process, without waiting for it; `only` one half of a Spark engine."""
         log = self.folder / f"service-{len(self.services)}.log"
         options = [] if only is None else ["--only", only]
-        service = ForkedService(self.environment(**more), log, options)
+        service = self.service_type(self.environment(**more), log, options)
         self.services.append(service)
         return service
 

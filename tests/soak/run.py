@@ -22,7 +22,7 @@ from tests.soak.faults import Stage, story
 from tests.soak.monitor import Monitor
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
-from tests.world import World, until
+from tests.world import ServiceProcess, World, until
 
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
 """Kafka's memory grows with its data: the index files of each segment are mapped."""
@@ -48,6 +48,8 @@ def run(
 
     The maximum rate is measured with `flood` requests.
     """
+    # A forked process shares memory with its parent, less and less of it: that would look like growth.
+    world.service_type = ServiceProcess
     usual = world.folder / "usual.properties"
     usual.touch()
     stage = Stage(world, usual)
