@@ -9,7 +9,7 @@ import pytest
 
 from blackbox.config.settings import load
 from blackbox.jobs.audit import targets
-from blackbox.jobs.audit.targets import Targets
+from blackbox.jobs.audit.targets import TargetPartitions
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
 from blackbox.journal.topics import Described, Topics, TopicSettings
@@ -39,7 +39,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Described]:
 
 def named(
     names: Sequence[str], described: dict[str, Described], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Targets, list[list[str]]]:
+) -> tuple[TargetPartitions, list[list[str]]]:
     """The targets of these names, and what the brokers were asked for."""
     asked: list[list[str]] = []
 
@@ -50,7 +50,7 @@ def named(
     monkeypatch.setattr(Topics, "describe", describe)
     access = KafkaAccess("127.0.0.1:1", "group")
     session: Any = None
-    return Targets.named(names, session, SETTINGS, access), asked
+    return TargetPartitions.named(names, session, SETTINGS, access), asked
 
 
 def test_the_brokers_are_asked_once_for_all_targets_that_callers_name(

@@ -32,7 +32,7 @@ from blackbox.jobs.audit.request_statuses import (
     request_statuses,
     requests,
 )
-from blackbox.jobs.audit.targets import Targets
+from blackbox.jobs.audit.targets import TargetPartitions
 from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.audit.tuning import tune, tune_for_few
 from blackbox.jobs.ledger.ledger import Ledger
@@ -246,10 +246,10 @@ class _Audit:
 
         return _patiently(hiding)
 
-    def _targets(self, asked: DataFrame) -> Targets:
+    def _targets(self, asked: DataFrame) -> TargetPartitions:
         named = asked.select("target").where(col("target").isNotNull()).distinct().collect()
         names = [row.target for row in named]
-        return Targets.named(names, self._session, self._settings, self._access)
+        return TargetPartitions.named(names, self._session, self._settings, self._access)
 
     def _read_now(
         self, requests: JournalTables, outcomes: JournalTables, tables: Iterable[DataFrame | None]

@@ -34,7 +34,7 @@ def _described(names: Sequence[str], access: KafkaAccess) -> dict[str, tuple[int
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class TargetPartitions:
     """These partitions, up to their ends at one moment."""
 
     session: SparkSession
@@ -45,7 +45,7 @@ class Targets:
     @classmethod
     def named(
         cls, names: Sequence[str], session: SparkSession, settings: Settings, access: KafkaAccess
-    ) -> Targets:
+    ) -> TargetPartitions:
         """The targets of these names that exist, without the history topic."""
         # Copies have the headers of the messages: in a target they would count as second deliveries.
         copies = settings.history_topic if settings.schedule_topics else None
