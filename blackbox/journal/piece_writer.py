@@ -178,7 +178,7 @@ def commit_again(access: KafkaAccess, topic: str, progress: Mapping[str, PiecePr
     def commit(name: str) -> None:
         writer = PieceWriter(access, topic, name, progress[name].total)
         try:
-            # Read anew after the fence: another run may have sent rows, or the topic may be a new one.
+            # Read again after the fence: another run may have sent rows, or the topic may be a new one.
             if rows_in := writer.open():
                 writer.send([], rows_in)
         except Fenced:

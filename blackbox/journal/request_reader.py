@@ -65,7 +65,7 @@ class RequestReader:
         self._access = access
         self._together = RequestClient(access)
         self._apart: dict[Shard, Detour] = {}
-        # the shards that wait to be read apart; with a position if they cannot be read with others meanwhile
+        # the shards that wait to be read apart; with a position if they cannot be read with others until then
         self._in_line: dict[Shard, int | None] = {}
         # they have been stopped, and their threads are about to end
         self._ending: list[Detour] = []

@@ -71,7 +71,7 @@ def _other_topics(manifest: Manifest, ids: Mapping[str, str]) -> Iterator[str]:
 def _different_records(manifest: Manifest, in_kafka: Reach, access: KafkaAccess) -> Iterator[str]:
     """Journals whose last record in the ledger is a different record in Kafka now.
 
-    So the end of a topic was lost and written anew, or its id is not in the manifest, of an earlier version.
+    So the end of a topic was lost and written again, or its id is not in the manifest, of an earlier version.
     """
     for journal, covered in manifest.journals.items():
         last, span = covered.last, in_kafka.get(journal)
