@@ -1827,9 +1827,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/batch_size.py",
-                "    return {at: start[at] + min(count, share) for at, count in counts.items()}\n",
-                "    whole = max(1, sum(counts.values()))\n"
-                "    return {at: start[at] + min(count, max(1, most * count // whole)) for at, count in counts.items()}\n",
+                "            return share\n",
+                "            return amounts[-1] * most / sum(amounts)\n",
             ),
         ),
         (),
@@ -1837,16 +1836,48 @@ BUGS = (
     ),
     Bug(
         "size-for-length",
-        "Spark: the number of records of a batch does not decrease after a slow batch. Batches of large records take minutes.",
+        "Spark: the cost of large records is not noted. Batches of them take minutes.",
         (
             Change(
-                "engine/spark/batch_size.py",
-                "            self._per_s = max(LEAST_PER_S, per_s)\n",
-                "            self._per_s = max(self._per_s, per_s)\n",
+                "engine/spark/read_costs.py",
+                "                self._costs[one.shard] = max(one.seconds / one.offsets, before_s / MOST_CHEAPER)\n",
+                "                self._costs[one.shard] = before_s / MOST_CHEAPER\n",
             ),
         ),
         (),
-        ("tests/unit/test_batch_size.py",),
+        ("tests/unit/test_batch_size.py::test_what_a_task_measured_is_known_to_the_next_plan",),
+    ),
+    Bug(
+        "long-batches-beside-idle-partitions",
+        "Spark: a batch is long if records wait in one partition only. New requests of the others wait for its end.",
+        (
+            Change(
+                "engine/spark/batch_size.py",
+                "    waiting_s = {at: (end[at] - start[at]) * cost_s[at] for at in end}\n",
+                "    waiting_s = {at: n * cost_s[at] for at in end if (n := end[at] - start[at])}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_batch_size.py"
+            "::test_a_batch_is_sized_for_1_s_if_records_wait_in_one_partition_only",
+        ),
+    ),
+    Bug(
+        "large-records-count-as-small",
+        "Spark: partitions get equal numbers of records. A flood of large ones takes the time of the others.",
+        (
+            Change(
+                "engine/spark/batch_size.py",
+                "    cost_s = {at: costs.get(at, FIRST_COST_S) for at in end}\n",
+                "    cost_s = dict.fromkeys(end, max(costs.values(), default=FIRST_COST_S))\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_batch_size.py"
+            "::test_a_flood_of_large_records_takes_no_share_from_small_ones",
+        ),
     ),
     Bug(
         "metadata-holds-up-all",

@@ -23,7 +23,8 @@ from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.engine.spark import intake_task as module
-from blackbox.engine.spark.intake_task import IntakeTask, Stored
+from blackbox.engine.spark.intake_task import IntakeTask
+from blackbox.engine.spark.stored import Stored
 from blackbox.index.bus import Listener
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
@@ -128,7 +129,8 @@ class Place:
         told = [one for answer in answers for one in answer.column("report").to_pylist()]
         done: list[Stored] = [pickle.loads(one) for one in told]
         assert len({stored.shard for stored in done}) == len(done)
-        return {stored.shard: stored for stored in done}
+        # What was measured differs each time.
+        return {stored.shard: stored._replace(offsets=0, seconds=0.0) for stored in done}
 
     def request(self, body: str = "hello", in_s: float = 3600, **more: str) -> str:
         return json.dumps(

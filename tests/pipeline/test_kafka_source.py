@@ -183,6 +183,7 @@ class Topic:
             "startingOffsets": json.dumps(self.at(*starts)),
             "maxOffsetsPerTrigger": str(most),
             "tasks": str(tasks),
+            "costs": "/nonexistent",
         }
 
     def stream(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> StreamReader:
@@ -466,13 +467,21 @@ def test_a_batch_is_limited_and_contains_small_backlogs_completely(
 def test_whole_partitions_are_packed_into_tasks_of_similar_size() -> None:
     ranges = [Range("t", number, 0, size) for number, size in enumerate((10, 9, 8, 1, 1, 1))]
 
-    tasks = packed(ranges, 3)
+    tasks = packed(ranges, 3, {})
 
     assert sorted(r for task in tasks for r in task.ranges) == ranges
     assert [sum(r.end for r in task.ranges) for task in tasks] == [10, 10, 10]
-    assert [r.end for r in packed(ranges, 1)[0].ranges] == [1, 1, 1, 8, 9, 10]
-    assert len(packed(ranges, 100)) == 6
-    assert packed([], 3) == []
+    assert [r.end for r in packed(ranges, 1, {})[0].ranges] == [1, 1, 1, 8, 9, 10]
+    assert len(packed(ranges, 100, {})) == 6
+    assert packed([], 3, {}) == []
+
+
+def test_a_partition_of_large_records_has_a_task_of_its_own() -> None:
+    ranges = [Range("t", number, 0, 100) for number in range(4)]
+
+    tasks = packed(ranges, 2, {("t", 2): 0.1})
+
+    assert [[r.partition for r in task.ranges] for task in tasks] == [[2], [3, 1, 0]]
 
 
 def test_a_new_record_ends_the_wait_at_once(topic: Topic) -> None:

@@ -2,94 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from blackbox.engine.spark import batch_size
-from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, BatchSize, shared
+from blackbox.core.intake import Taken
+from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, batch_ends, shared
+from blackbox.engine.spark.read_costs import MOST_CHEAPER, ReadCosts, costs_in
+from blackbox.engine.spark.stored import Stored
 from blackbox.journal.ends import Offsets
+from blackbox.records.request import Shard
 
 MOST = 500_000
+SMALL_S, LARGE_S = 1 / 50_000, 1 / 1000
+"""What an offset costs: of records of usual size, and of 100 kB."""
 
 
-@dataclass
-class Batches:
-    """Consecutive batches, with a cost for each record of a partition."""
-
-    size: BatchSize
-    now_s: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def run(self, *cost_s: float, waiting: tuple[int, ...]) -> tuple[list[int], float]:
-        """Read one batch; returns the counts and the duration."""
-        start: Offsets = {("TB", number): 0 for number in range(len(waiting))}
-        end = {at: waiting[at[1]] for at in start}
-        counts = list(self.size.plan(start, end, MOST).values())
-        took_s = sum(count * each for count, each in zip(counts, cost_s, strict=True))
-        self.now_s += took_s
-        self.size.batch_done()
-        return counts, took_s
+def batch(*cost_s: float, waiting: tuple[int, ...], tasks: int = 2) -> tuple[list[int], float]:
+    """The offsets of each partition in one batch, and the seconds that all of them cost."""
+    start: Offsets = {("TB", number): 100 * number for number in range(len(waiting))}
+    end = {at: start[at] + waiting[at[1]] for at in start}
+    costs = dict(zip(start, cost_s, strict=True))
+    ends = batch_ends(start, end, MOST, costs, tasks)
+    counts = [ends[at] - start[at] for at in start]
+    return counts, sum(count * each for count, each in zip(counts, cost_s, strict=True))
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
-    batches = Batches(BatchSize())
-    monkeypatch.setattr(batch_size, "time", batches)
-    return batches
+def test_a_batch_is_sized_for_5_s_if_all_backlogs_are_similar() -> None:
+    counts, took_s = batch(SMALL_S, SMALL_S, waiting=(10_000_000, 9_000_000), tasks=1)
+
+    assert counts[0] == counts[1]
+    assert took_s == pytest.approx(LONG_S, rel=0.001)
 
 
-def test_a_batch_is_sized_for_5_s_if_all_backlogs_are_similar(batches: Batches) -> None:
-    cost_s, waiting = (1 / 50_000, 1 / 50_000), (10_000_000, 9_000_000)
-
-    took_s = [batches.run(*cost_s, waiting=waiting)[1] for _ in range(6)]
-
-    assert took_s[0] < LONG_S
-    assert took_s[-1] == pytest.approx(LONG_S, rel=0.01)
-
-
-def test_a_batch_is_sized_for_1_s_if_small_and_large_backlogs_exist(
-    batches: Batches,
-) -> None:
-    for _ in range(6):
-        counts, took_s = batches.run(1 / 50_000, 1 / 50_000, waiting=(10_000_000, 100))
+def test_a_batch_is_sized_for_1_s_if_small_and_large_backlogs_exist() -> None:
+    counts, took_s = batch(SMALL_S, SMALL_S, waiting=(10_000_000, 100), tasks=1)
 
     assert counts[1] == 100
-    assert took_s == pytest.approx(SHORT_S, rel=0.01)
+    assert took_s == pytest.approx(SHORT_S, rel=0.001)
 
 
-@pytest.mark.parametrize("cost_s", [1 / 1000, 1 / 500])
-def test_a_flood_of_large_records_delays_other_partitions_only_once(
-    batches: Batches, cost_s: float
-) -> None:
-    took_s = [batches.run(cost_s, 1 / 50_000, waiting=(1_000_000, 10))[1] for _ in range(4)]
-
-    assert took_s[0] <= 4.1
-    assert took_s[1:] == pytest.approx([SHORT_S] * 3, rel=0.1)
+def test_a_batch_is_sized_for_1_s_if_records_wait_in_one_partition_only() -> None:
+    # A request that comes to the other one waits for the end of such a batch.
+    assert batch(SMALL_S, SMALL_S, waiting=(10_000_000, 0))[0] == [pytest.approx(50_000, abs=1), 0]
 
 
-def test_small_and_empty_batches_do_not_change_the_batch_size(
-    batches: Batches,
-) -> None:
-    for _ in range(6):
-        batches.run(1 / 50_000, waiting=(10_000_000,))
-    for count in (0, 1, 10):
-        batches.run(1 / 50, waiting=(count,))
+def test_a_flood_of_large_records_takes_no_share_from_small_ones() -> None:
+    counts, _ = batch(LARGE_S, SMALL_S, SMALL_S, waiting=(3000, 1000, 900))
 
-    assert batches.run(1 / 50_000, waiting=(10_000_000,))[1] == pytest.approx(LONG_S, rel=0.01)
+    assert counts == [1000, 1000, 900]
 
 
-def test_the_batch_size_recovers_after_one_very_long_batch(batches: Batches) -> None:
-    for _ in range(6):
-        batches.run(1 / 50_000, waiting=(10_000_000,))
-    batches.run(60.0, waiting=(1,))  # as while Redis was full
+def test_each_task_has_its_own_time_and_a_partition_that_of_one() -> None:
+    counts, _ = batch(LARGE_S, LARGE_S, LARGE_S, SMALL_S, waiting=(10**6, 10**6, 10**6, 1))
+    assert counts == [666, 666, 666, 1]
 
-    counts = [batches.run(1 / 50_000, waiting=(10_000_000,))[0][0] for _ in range(7)]
+    counts, _ = batch(LARGE_S, SMALL_S, waiting=(10**6, 1))
+    assert counts == [1000, 1]
 
-    assert counts[0] == batch_size.LEAST_PER_S * LONG_S
-    assert counts[-1] == pytest.approx(50_000 * LONG_S, rel=0.01)
+
+def test_at_most_the_given_number_of_offsets_is_read() -> None:
+    counts, _ = batch(1e-6, 1e-6, waiting=(10_000_000, 10_000_000))
+
+    assert counts == [MOST // 2, MOST // 2]
+
+
+def test_every_partition_advances_however_much_an_offset_costs() -> None:
+    assert batch(60.0, 60.0, SMALL_S, waiting=(10, 20, 0))[0] == [1, 1, 0]
 
 
 def test_small_backlogs_are_read_completely_and_others_get_equal_shares() -> None:
@@ -111,3 +90,49 @@ def test_every_partition_advances_however_small_the_limit_is() -> None:
     end = {("TB", 0): 1_000_000, ("TB", 1): 1, ("TB", 2): 7}
 
     assert shared(start, end, 1) == {("TB", 0): 1, ("TB", 1): 1, ("TB", 2): 7}
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> ReadCosts:
+    return ReadCosts(tmp_path / "costs.json")
+
+
+def stored(offsets: int, seconds: float, problem: str | None = None) -> Stored:
+    taken = Taken(offsets, 0, 0, 0, None)
+    return Stored(Shard("TB", 3), taken, offsets, problem, offsets=offsets, seconds=seconds)
+
+
+def known(costs: ReadCosts) -> float | None:
+    return costs_in(costs.path).get(("TB", 3))
+
+
+def test_what_a_task_measured_is_known_to_the_next_plan(costs: ReadCosts) -> None:
+    assert known(costs) is None
+    costs.note([stored(1000, 2.0)])
+    assert known(costs) == pytest.approx(0.002)
+    costs.note([stored(1000, 1.0)])
+    assert known(costs) == pytest.approx(0.001)
+
+
+def test_a_short_and_quick_range_says_nothing_of_the_cost(costs: ReadCosts) -> None:
+    costs.note([stored(1000, 1.0)])
+    costs.note([stored(3, 0.04), stored(0, 0.2)])
+    assert known(costs) == pytest.approx(0.001)
+
+
+def test_a_few_records_that_take_long_are_expensive(costs: ReadCosts) -> None:
+    costs.note([stored(3, 0.9)])
+    assert known(costs) == pytest.approx(0.3)
+
+
+def test_a_shard_that_was_held_up_is_not_expensive(costs: ReadCosts) -> None:
+    costs.note([stored(1000, 1.0)])
+    costs.note([stored(10, 5.0, "Redis has no room")])
+    assert known(costs) == pytest.approx(0.001)
+
+
+def test_a_cost_falls_to_a_quarter_at_most_at_once(costs: ReadCosts) -> None:
+    # Large records may follow the small ones, and all other partitions wait for the end of a batch.
+    costs.note([stored(1000, 1.0)])
+    costs.note([stored(1000, 0.001)])
+    assert known(costs) == pytest.approx(0.001 / MOST_CHEAPER)

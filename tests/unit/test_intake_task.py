@@ -15,7 +15,8 @@ from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
 from blackbox.core.settlement import Settlement
 from blackbox.engine.spark import intake_task as module
-from blackbox.engine.spark.intake_task import IntakeTask, Stored
+from blackbox.engine.spark.intake_task import IntakeTask
+from blackbox.engine.spark.stored import Stored
 from blackbox.index import intake_changes
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.ranges import Chunk, Range

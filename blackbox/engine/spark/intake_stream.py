@@ -17,9 +17,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark.checkpoint import Checkpoint
-from blackbox.engine.spark.intake_task import IntakeTask, Stored
+from blackbox.engine.spark.intake_task import IntakeTask
 from blackbox.engine.spark.kafka_source import FORMAT, RANGES, for_spark, kafka_source, reachable
-from blackbox.engine.spark.silent_shards import SilentShards
+from blackbox.engine.spark.read_costs import ReadCosts
+from blackbox.engine.spark.silent_shards import SilentShards, log_changes
+from blackbox.engine.spark.stored import Stored
 from blackbox.index.inspector import Inspector
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
@@ -158,7 +160,8 @@ class IntakeStream:
         positions = {shard: self._start_of(shard) for shard in self._in_query}
         starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
-        self._log_silent({Shard(*at): why for at, why in silent.items()})
+        before, self._why_silent = self._why_silent, {Shard(*at): w for at, w in silent.items()}
+        log_changes(before, self._why_silent)
         self._show_unread(self._in_query)
         tried = [
             Range(*at, start, min(ends[at], start + CAUGHT_UP_RECORDS))
@@ -181,13 +184,6 @@ class IntakeStream:
         why_not = self.why_not_read()
         for shard in shards:
             self.metrics.show(shard, shard_unread=shard in why_not)
-
-    def _log_silent(self, silent: dict[Shard, str]) -> None:
-        before, self._why_silent = self._why_silent, silent
-        for shard in silent.keys() - before.keys():
-            logger.warning("%s cannot be read: %s; the other shards continue", shard, silent[shard])
-        for shard in before.keys() - silent.keys():
-            logger.info("%s can be read again", shard)
 
     def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
         """The start offset of each shard that can be read now."""
@@ -229,11 +225,13 @@ class IntakeStream:
         self._is_ending = False
         self.session.sparkContext.setLocalProperty("spark.scheduler.pool", "intake")
         with closing(Checkpoint()) as checkpoint:
+            self._costs = ReadCosts(checkpoint.folder / "costs.json")
             ranges = (
                 self.session.readStream.format(FORMAT)
                 .option("startingOffsets", orjson.dumps(for_spark(starts)).decode())
                 .option("maxOffsetsPerTrigger", BATCH_RECORDS)
                 .option("tasks", self.tasks())
+                .option("costs", str(self._costs.path))
                 .load()
             )
             query = (
@@ -298,3 +296,4 @@ class IntakeStream:
             else:
                 logger.warning("%s: %s; reading it again", shard, problem)
         self._why_behind = behind
+        self._costs.note(done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from blackbox.config.wiring import admission, check_log, formats
 from blackbox.core.intake import Intake, Taken
 from blackbox.core.parsing import Parsed, parse
 from blackbox.core.plan import Batch
+from blackbox.engine.spark.read_costs import Stopwatch
+from blackbox.engine.spark.stored import NOTHING_TAKEN, Stored, sum_of
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
 from blackbox.index.redis_servers import RedisServers
@@ -33,7 +34,6 @@ from blackbox.records.clock import Clock
 from blackbox.records.errors import (
     IndexFull,
     IndexLost,
-    JournalSilent,
     PositionsMoved,
     RecoveryRequired,
 )
@@ -51,32 +51,11 @@ MOST_MISSING = 4000
 SILENCE_S = 2.5
 
 
-NOTHING_TAKEN = Taken(0, 0, 0, 0, None)
-
-
 class _Unread(NamedTuple):
     """A range, from `start` on, that Kafka did not return in full."""
 
     start: int
     why: RecoveryRequired
-
-
-class Stored(NamedTuple):
-    """The result of a task for one shard. `problem` says why not all of its records are in the index.
-
-    `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room.
-    `is_behind`: Kafka does not return the records, or the index does not exist yet or belongs to something
-    else; this does not concern other shards. `is_silent`: Kafka did not answer, and the other shards of
-    the batch had to wait for that as well.
-    """
-
-    shard: Shard
-    taken: Taken
-    position: int
-    problem: str | None = None
-    is_full: bool = False
-    is_behind: bool = False
-    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +93,13 @@ class _Intakes:
     def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
         """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next."""
         done: dict[Shard, Stored] = {}
-        coming = self._parsed(rows)
+        watch, stored_now = Stopwatch(), None
+        coming = self._parsed(rows, watch)
         next_one: list[tuple[Shard, Parsed | _Unread] | Exception] = []
 
         def read_ahead() -> None:
             if not next_one:
+                watch.charge(stored_now)
                 try:
                     next_one.extend(islice(coming, 1))
                 except Exception as failure:  # it must not fail the store in progress
@@ -134,11 +115,13 @@ class _Intakes:
             if so_far.problem is not None:
                 pass  # it would leave a gap: the next batch reads on from the position
             elif isinstance(batch, _Unread):
-                done[shard] = _stopped_by(so_far, batch.why)
+                done[shard] = so_far.stopped_by(batch.why)
             else:
+                stored_now = shard
                 done[shard] = self._store(so_far, batch, read_ahead)
+                watch.charge(shard)
             read_ahead()
-        return list(done.values())
+        return [one._replace(seconds=watch.seconds(one.shard)) for one in done.values()]
 
     def close(self) -> None:
         for shard in list(self._open_shards):
@@ -147,7 +130,9 @@ class _Intakes:
         self._redis.close()
         self._bus.close()
 
-    def _parsed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[Shard, Parsed | _Unread]]:
+    def _parsed(
+        self, rows: Iterator[pa.RecordBatch], watch: Stopwatch
+    ) -> Iterator[tuple[Shard, Parsed | _Unread]]:
         ranges = [Range(**row) for some in rows for row in some.to_pylist()]
         unread: list[tuple[Shard, _Unread]] = []
 
@@ -164,7 +149,9 @@ class _Intakes:
             format, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rulings = None if self._admission is None else self._admission.rulings()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            yield shard, parse(format, batch, latest_ms, horizon_ms, rulings)
+            parsed = parse(format, batch, latest_ms, horizon_ms, rulings)
+            watch.charge(shard)
+            yield shard, parsed
         yield from unread
 
     def _store(self, so_far: Stored, parsed: Parsed, while_busy: Callable[[], None]) -> Stored:
@@ -179,10 +166,10 @@ class _Intakes:
                 self._drop(shard)  # a connection that was kept may have been closed since
                 taken, position = self._store_in_order(shard, parsed, while_busy)
             self._announce(shard, taken)
-            return so_far._replace(taken=_sum(so_far.taken, taken), position=position)
+            return so_far.with_more(taken, position, parsed.end - parsed.start)
         except (RecoveryRequired, IndexFull) as reason:
             self._drop(shard)
-            return _stopped_by(so_far, reason)
+            return so_far.stopped_by(reason)
 
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, while_busy: Callable[[], None]
@@ -193,7 +180,7 @@ class _Intakes:
             taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
         except PositionsMoved:  # Redis was rolled back, or an earlier batch was not stored
             before = self._read_up_to(parsed.start, shard, index, intake)
-            taken = _sum(before, intake.store(parsed, self._clock.latest_ms()))
+            taken = sum_of(before, intake.store(parsed, self._clock.latest_ms()))
         return taken, index.positions.requests
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
@@ -211,7 +198,7 @@ class _Intakes:
         reader = PartitionReader(self._access, silence_s=SILENCE_S)
         with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
             for batch in journal.requests(positions.requests, start):
-                taken = _sum(taken, intake.parse_and_store(batch, self._clock.latest_ms()))
+                taken = sum_of(taken, intake.parse_and_store(batch, self._clock.latest_ms()))
         return taken
 
     def _announce(self, shard: Shard, taken: Taken) -> None:
@@ -277,24 +264,3 @@ def _intakes_for(task: IntakeTask) -> _Intakes:
             _intakes_of_worker.close()
         _intakes_of_worker = _Intakes(task)
     return _intakes_of_worker
-
-
-def _stopped_by(so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
-    return so_far._replace(
-        problem=str(reason),
-        is_full=isinstance(reason, IndexFull),
-        # A lost Redis concerns every shard, so the batch is tried again.
-        is_behind=isinstance(reason, RecoveryRequired) and not isinstance(reason, IndexLost),
-        is_silent=isinstance(reason, JournalSilent),
-    )
-
-
-def _sum(one: Taken, other: Taken) -> Taken:
-    first_ms = [ms for ms in (one.first_due_ms, other.first_due_ms) if ms is not None]
-    counts = ("accepted", "invalid", "cancelled", "replaced", "carried")
-    return Taken(
-        **{name: getattr(one, name) + getattr(other, name) for name in counts},
-        first_due_ms=min(first_ms, default=None),
-        refused=Counter(one.refused) + Counter(other.refused),
-        kafka_ahead_ms=one.kafka_ahead_ms if other.kafka_ahead_ms is None else other.kafka_ahead_ms,
-    )

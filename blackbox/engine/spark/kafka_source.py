@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from blackbox.engine.spark.batch_size import BatchSize
+from blackbox.engine.spark.batch_size import FIRST_COST_S, Costs, batch_ends
+from blackbox.engine.spark.read_costs import costs_in
 from blackbox.journal.ends import Ends, Offsets, Partition
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
@@ -60,7 +62,7 @@ class KafkaSource(DataSource):
         given = {name.lower(): value for name, value in self.options.items()}
         starts = from_spark(json.loads(given["startingoffsets"]))
         most_offsets, most_tasks = int(given["maxoffsetspertrigger"]), int(given["tasks"])
-        return StreamReader(self.access, starts, most_offsets, most_tasks)
+        return StreamReader(self.access, starts, most_offsets, most_tasks, Path(given["costs"]))
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class StreamReader(DataSourceStreamReader):
     starts: Offsets
     most_offsets: int
     most_tasks: int
+    costs: Path
 
     def __post_init__(self) -> None:
-        self._size = BatchSize()
         self._ends: Ends | None = None
         self._is_first = True
         self._latest: Offsets = {}
@@ -106,7 +108,7 @@ class StreamReader(DataSourceStreamReader):
             for at, stop in from_spark(end).items()
             if begins.get(at, stop) < stop or also_empty
         ]
-        return packed(ranges, self.most_tasks)
+        return packed(ranges, self.most_tasks, costs_in(self.costs))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Ranges)
@@ -119,7 +121,6 @@ class StreamReader(DataSourceStreamReader):
             self._ends = None
 
     def _next(self, start: Offsets, most: int | None) -> Offsets:
-        self._size.batch_done()
         # Created late: the reader is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self.access)
         reachable = self._reachable(self._ends, start)
@@ -128,7 +129,9 @@ class StreamReader(DataSourceStreamReader):
             if not self._ends.wait_for_records(start, AWAITED_S):
                 return start
             reachable = self._reachable(self._ends, start)
-        return reachable if most is None else self._size.plan(start, reachable, most)
+        if most is None:
+            return reachable
+        return batch_ends(start, reachable, most, costs_in(self.costs), self.most_tasks)
 
     def _reachable(self, ends: Ends, start: Offsets) -> Offsets:
         """How far to read. Partitions that cannot be read stay where they are; IntakeStream reports them."""
@@ -149,18 +152,23 @@ def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]
     return {at: end for at, end in found.items() if at not in lost}, lost
 
 
-def packed(ranges: Sequence[Range], most_tasks: int) -> list[Ranges]:
-    """Pack whole ranges into at most `most_tasks` tasks of similar size."""
+def packed(ranges: Sequence[Range], most_tasks: int, costs: Costs) -> list[Ranges]:
+    """Pack whole ranges into at most `most_tasks` tasks that take about the same time."""
+
+    def seconds(wanted: Range) -> float:
+        cost_s = costs.get((wanted.topic, wanted.partition), FIRST_COST_S)
+        return max(1, wanted.end - wanted.start) * cost_s
+
     count = min(most_tasks, len(ranges))
     tasks: list[list[Range]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for wanted in sorted(ranges, key=_size, reverse=True):
-        lightest = sizes.index(min(sizes))
-        tasks[lightest].append(wanted)
-        sizes[lightest] += max(1, _size(wanted))
-    # The largest task starts first. In a task, the smallest range goes first: it waits least.
-    largest_first = sorted(tasks, key=lambda task: sum(map(_size, task)), reverse=True)
-    return [Ranges(tuple(reversed(task))) for task in largest_first]
+    sizes = [0.0] * count
+    for wanted in sorted(ranges, key=seconds, reverse=True):
+        shortest = sizes.index(min(sizes))
+        tasks[shortest].append(wanted)
+        sizes[shortest] += seconds(wanted)
+    # The longest task starts first. In a task, the shortest range goes first: it waits least.
+    longest_first = sorted(tasks, key=lambda task: sum(map(seconds, task)), reverse=True)
+    return [Ranges(tuple(reversed(task))) for task in longest_first]
 
 
 def for_spark(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
@@ -178,7 +186,3 @@ def from_spark(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
         for topic, places in offsets.items()
         for partition, offset in places.items()
     }
-
-
-def _size(wanted: Range) -> int:
-    return wanted.end - wanted.start

@@ -1,0 +1,67 @@
+"""What reading and storing an offset of each partition costs: measured by intake's tasks, for the plan of its batches."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import orjson
+
+from blackbox.engine.spark.batch_size import FIRST_COST_S
+from blackbox.engine.spark.stored import Stored
+from blackbox.journal.ends import Partition
+from blackbox.records.request import Shard
+
+# Fixed costs dominate a range that is both shorter and quicker: its cost per offset says nothing.
+LEAST_OFFSETS, LEAST_S = 100, 0.05
+# Otherwise, if large records follow small ones, a single batch could take minutes.
+MOST_CHEAPER = 4
+
+
+class Stopwatch:
+    """Divides the time of a task between the shards on which it worked."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[Shard | None, float] = defaultdict(float)
+        self._since_s = time.monotonic()
+
+    def charge(self, shard: Shard | None) -> None:
+        """Count the time since the last call for this shard; None: for no shard."""
+        now_s = time.monotonic()
+        self._seconds[shard] += now_s - self._since_s
+        self._since_s = now_s
+
+    def seconds(self, shard: Shard) -> float:
+        return self._seconds[shard]
+
+
+class ReadCosts:
+    """Keeps the costs in a file, because Spark plans batches in a process of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._costs: dict[Shard, float] = {}
+
+    def note(self, done: Iterable[Stored]) -> None:
+        """Note what the tasks of a batch measured, unless a problem held them up."""
+        for one in done:
+            is_known = one.offsets >= LEAST_OFFSETS or (one.offsets and one.seconds >= LEAST_S)
+            if is_known and one.problem is None:
+                before_s = self._costs.get(one.shard, FIRST_COST_S)
+                self._costs[one.shard] = max(one.seconds / one.offsets, before_s / MOST_CHEAPER)
+        # Renamed, so that the plan never reads a part of it.
+        written = self.path.with_suffix(".new")
+        written.write_bytes(orjson.dumps([[*shard, cost] for shard, cost in self._costs.items()]))
+        os.replace(written, self.path)
+
+
+def costs_in(path: Path) -> dict[Partition, float]:
+    """The costs that were noted last, in seconds per offset; none before the first batch has ended."""
+    try:
+        found = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {(topic, partition): cost for topic, partition, cost in found}
