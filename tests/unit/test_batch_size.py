@@ -116,7 +116,7 @@ def test_what_a_task_measured_is_known_to_the_next_plan(costs: ReadCosts) -> Non
 
 def test_a_short_and_quick_range_says_nothing_of_the_cost(costs: ReadCosts) -> None:
     costs.note([stored(1000, 1.0)])
-    costs.note([stored(3, 0.04), stored(0, 0.2)])
+    costs.note([stored(12, 0.1), stored(0, 0.7)])
     assert known(costs) == pytest.approx(0.001)
 
 
