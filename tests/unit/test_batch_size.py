@@ -44,7 +44,12 @@ def test_a_batch_is_sized_for_1_s_if_small_and_large_backlogs_exist() -> None:
 
 def test_a_batch_is_sized_for_1_s_if_records_wait_in_one_partition_only() -> None:
     # A request that comes to the other one waits for the end of such a batch.
-    assert batch(SMALL_S, SMALL_S, waiting=(10_000_000, 0))[0] == [pytest.approx(50_000, abs=1), 0]
+    assert batch(SMALL_S, SMALL_S, waiting=(10_000_000, 0))[0] == [50_000, 0]
+
+
+@pytest.mark.parametrize("cost_s", [n / 7e6 for n in range(1, 30)])
+def test_a_backlog_that_fits_is_read_to_its_end(cost_s: float) -> None:
+    assert batch(cost_s, cost_s, waiting=(999, 1000))[0] == [999, 1000]
 
 
 def test_a_flood_of_large_records_takes_no_share_from_small_ones() -> None:
@@ -55,7 +60,7 @@ def test_a_flood_of_large_records_takes_no_share_from_small_ones() -> None:
 
 def test_each_task_has_its_own_time_and_a_partition_that_of_one() -> None:
     counts, _ = batch(LARGE_S, LARGE_S, LARGE_S, SMALL_S, waiting=(10**6, 10**6, 10**6, 1))
-    assert counts == [666, 666, 666, 1]
+    assert counts == [667, 667, 667, 1]
 
     counts, _ = batch(LARGE_S, SMALL_S, waiting=(10**6, 1))
     assert counts == [1000, 1]

@@ -29,9 +29,9 @@ def batch_ends(start: Offsets, end: Offsets, most: int, costs: Costs, tasks: int
     # One task reads a partition, so a partition cannot take more.
     taken_s = sorted(min(seconds, longest_s) for seconds in waiting_s.values())
     share_s = _share(taken_s, longest_s * tasks)
-    ends = {
-        at: start[at] + min(end[at] - start[at], max(1, int(share_s / cost_s[at]))) for at in end
-    }
+    # Rounded, not cut: otherwise the last offset of a backlog that fits could wait for the next batch.
+    counts = {at: max(1, round(share_s / cost_s[at])) for at in end}
+    ends = {at: start[at] + min(end[at] - start[at], counts[at]) for at in end}
     return shared(start, ends, most)
 
 
