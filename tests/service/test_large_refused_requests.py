@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from statistics import median
 
 import pytest
 import redis
-from confluent_kafka import Producer
 
 from tests.world import AT_LENGTH, World, both_engines_at_length, until
 
@@ -32,30 +32,21 @@ MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
 
 
 @contextmanager
-def written(world: World, value: bytes) -> Iterator[threading.Event]:
-    """Records of one caller that a thread writes to partition 0, compressed; the event is set when all are written."""
-    is_done = threading.Event()
-    settings = {"bootstrap.servers": world.kafka.bootstrap_servers, "compression.type": "lz4"}
-
-    def write() -> None:
-        # Of this thread and its client only: a caller has a machine of its own, and does not take
-        # the processor of the service.
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-        producer = Producer(settings | {"linger.ms": 20, "enable.idempotence": True})
-        for _ in range(REFUSED):
-            while len(producer) > 2000:
-                producer.poll(0.01)
-            headers: list[tuple[str, str | bytes | None]] = [("CALLER_SERVICE", b"flood")]
-            producer.produce(world.requests, value, partition=0, headers=headers)
-        assert producer.flush(60) == 0
-        is_done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield is_done
-    finally:
-        writer.join()
+def written(world: World, value: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """Records of one caller that a process writes to partition 0, compressed; it ends when all are written."""
+    # Apart and at the lowest priority: a caller has a machine of its own, and does not take the
+    # processor of the service.
+    kafka = world.kafka.bootstrap_servers
+    command = [sys.executable, "-m", "tests.service.flood", kafka, world.requests, str(REFUSED)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as writer:
+        assert writer.stdin is not None
+        writer.stdin.write(value)
+        writer.stdin.close()
+        try:
+            yield writer
+            assert writer.wait() == 0
+        finally:
+            writer.kill()
 
 
 @contextmanager
@@ -109,8 +100,8 @@ def test_large_refused_requests_neither_fill_redis_nor_delay_others(world: World
     p99_ms(world)  # warm-up
     calm = p99_ms(world)
     seen = list[int]()
-    with memory_sampled(world) as used, written(world, value) as is_done:
-        while not is_done.is_set() or not seen:
+    with memory_sampled(world) as used, written(world, value) as writer:
+        while writer.poll() is None or not seen:
             seen.append(p99_ms(world))
         least = REFUSED - MOST_ADMITTED
         until("dead letters", lambda: service.metric("blackbox_dead_total") >= least, ENDED_S)
