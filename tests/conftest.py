@@ -39,11 +39,21 @@ settings.load_profile("patient")
 PROOF_PAGE = os.environ.get("BLACKBOX_TEST_PROOF_PAGE")
 """Where to write the page with the results, if at all."""
 
+SHARES_BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")
+"""Whether Linux divides the processors between sessions first, and only then by the priorities of processes."""
+
 LOG_TOLD = 4000
 """How much of a service's log to show, in characters."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Then a writer of the lowest priority takes the processor of the broker, which has a session of
+    # its own. Linux does not do this in a container, which has a control group.
+    if AT_LENGTH and SHARES_BY_SESSION.exists() and SHARES_BY_SESSION.read_text() != "0\n":
+        raise pytest.UsageError(
+            "lateness at length is measured without automatic groups: "
+            "sysctl -w kernel.sched_autogroup_enabled=0"
+        )
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
         config.pluginmanager.register(Promises(is_proof=PROOF))
         if PROOF_PAGE:

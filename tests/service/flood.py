@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 from confluent_kafka import Producer
 
@@ -13,16 +11,9 @@ LOWEST = 19
 MOST_UNSENT = 2000
 
 
-def yield_to_all_others() -> None:
-    """Take the lowest priority, also among sessions, between which Linux may divide the processors first."""
-    os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LOWEST))
-
-
 def main(bootstrap_servers: str, topic: str, records: str) -> None:
     """Write standard input so many times."""
-    yield_to_all_others()
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
     value = sys.stdin.buffer.read()
     settings = {"bootstrap.servers": bootstrap_servers, "compression.type": "lz4"}
     producer = Producer(settings | {"linger.ms": 20, "enable.idempotence": True})

@@ -38,7 +38,7 @@ def written(world: World, value: bytes) -> Iterator[subprocess.Popen[bytes]]:
     # processor of the service.
     kafka = world.kafka.bootstrap_servers
     command = [sys.executable, "-m", "tests.service.flood", kafka, world.requests, str(REFUSED)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as writer:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as writer:
         assert writer.stdin is not None
         writer.stdin.write(value)
         writer.stdin.close()
