@@ -6,6 +6,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY blackbox ./blackbox
 RUN pip wheel --no-deps --wheel-dir dist .
 RUN pip --python /opt/blackbox/bin/python install --constraint constraints.txt "$(echo dist/*.whl)[spark]"
+RUN /opt/blackbox/bin/python -m blackbox.spark.compiled_modules
 
 FROM python:3.11.14-slim-bookworm
 # Hadoop, inside Spark, ends when the user has no name.

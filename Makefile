@@ -25,7 +25,7 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,embedded,dev]'
 	@touch $@
 
-.venv/archives: .venv/installed blackbox/support/class_archive.py
+.venv/archives: .venv/installed blackbox/support/class_archive.py blackbox/spark/compiled_modules.py
 	@echo "keeping the Java classes of Kafka and Spark for quicker starts (once, half a minute)"
 	@$(BIN)/python -m blackbox.embedded.class_archive || echo "Kafka will start as usual"
 	@$(BIN)/python -m blackbox.spark.class_archive 2> $@.log || { cat $@.log; echo "Spark will start as usual"; }

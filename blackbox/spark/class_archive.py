@@ -1,4 +1,7 @@
-"""`python -m blackbox.spark.class_archive`: archives Spark's classes, beside PySpark, for faster starts."""
+"""`python -m blackbox.spark.class_archive`: archives Spark's classes, beside PySpark, for faster starts.
+
+It also compiles PySpark's modules.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import pyspark
 
 from blackbox.embedded.java import find_java
+from blackbox.spark import compiled_modules
 from blackbox.spark.spark_session import JAVA_FLAGS, JAVA_OPTIONS, numbered, start_session
 from blackbox.support.class_archive import making
 
@@ -29,4 +33,5 @@ def make() -> None:
 
 
 if __name__ == "__main__":
+    compiled_modules.make()
     make()
