@@ -70,6 +70,10 @@ class Membership:
         self._join()
         self._thread.start()
 
+    def has_others(self) -> bool:
+        """Whether other members own shards now; False if Kafka does not answer."""
+        return self._unowned.has_others(self.instance_id)
+
     @property
     def has_joined(self) -> bool:
         """Whether the group knows this process, and has given it a (perhaps empty) assignment."""
@@ -117,7 +121,8 @@ class Membership:
     def close(self) -> None:
         """Leave the group, after giving up every shard."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # else it never joined
+            self._thread.join()
         self._leave()
         self._consumer.close()
 

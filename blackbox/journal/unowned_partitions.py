@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from confluent_kafka import ConsumerGroupState, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from blackbox.journal.kafka_access import KafkaAccess, logger, outcome
 from blackbox.journal.topics import Topics
@@ -53,14 +55,34 @@ class UnownedPartitions:
         self._looks, self._looks_until_rejoin = 0, min(2 * self._looks_until_rejoin, MOST_LOOKS)
         return True
 
-    def _look(self) -> tuple[set[Shard], list[str]]:
-        """The partitions without an owner, and the ids of the members that own others; none during a rebalance."""
+    def has_others(self, instance_id: str | None) -> bool:
+        """Whether members that do not have this instance id own partitions, or are about to."""
+        try:
+            group = self._group()
+        except KafkaException:
+            self._admin = None
+            return False
+        others = [
+            one
+            for one in group.members
+            if instance_id is None or one.group_instance_id != instance_id
+        ]
+        # during a rebalance, the broker does not tell what they own
+        is_settled = group.state == ConsumerGroupState.STABLE
+        return any(one.assignment.topic_partitions or not is_settled for one in others)
+
+    def _group(self) -> ConsumerGroupDescription:
         if self._admin is None:
             self._admin = self._access.admin()
         [asked] = self._admin.describe_consumer_groups([self._access.group_id]).values()
-        group = outcome(asked)
+        return cast("ConsumerGroupDescription", outcome(asked))
+
+    def _look(self) -> tuple[set[Shard], list[str]]:
+        """The partitions without an owner, and the ids of the members that own others; none during a rebalance."""
+        group = self._group()
         if group.state != ConsumerGroupState.STABLE:
             return set(), []
+        assert self._admin is not None
         counts = Topics(self._admin).partitions(self._topics)
         every = {Shard(topic, p) for topic, count in counts.items() for p in range(count)}
         owned = {

@@ -1848,6 +1848,38 @@ BUGS = (
         ("tests/unit/test_batch_size.py::test_what_a_task_measured_is_known_to_the_next_plan",),
     ),
     Bug(
+        "takes-shards-while-cold",
+        "Spark: a driver takes shards from others before it can read them. A rolling update stops them for most of a minute.",
+        (
+            Change(
+                "engine/spark/driver.py",
+                "            stream.warm_up()\n            return\n",
+                "            stream.warm_up()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_driver_takes_shards_from_others_only_when_it_is_warm",
+        ),
+    ),
+    Bug(
+        "waits-for-room-without-shards",
+        "Spark: while Redis is full, a driver does not become warm, takes no shards, and delivers nothing.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            while self._assigned and not self.has_room.wait(LOOK_S):\n",
+                "            while not self.has_room.wait(LOOK_S):\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_intake_stream.py"
+            "::test_a_stream_without_shards_warms_up_though_redis_is_full",
+        ),
+    ),
+    Bug(
         "long-batches-beside-idle-partitions",
         "Spark: a batch is long if records wait in one partition only. New requests of the others wait for its end.",
         (

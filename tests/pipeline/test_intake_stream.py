@@ -48,12 +48,12 @@ class Read:
         self.settings = world.settings()
         self.inspector = Inspector.of(world.redis.url)
         self.client = redis.Redis.from_url(world.redis.url)
-        has_room = Event()
-        has_room.set()
+        self.has_room = Event()
+        self.has_room.set()
         self.metrics = Metrics()
         self.stream = IntakeStream(
             spark, self.settings, kafka(self.settings), self.metrics, uuid.uuid4().hex,
-            has_room=has_room, tasks=lambda: 2, pause_intake=print,
+            has_room=self.has_room, tasks=lambda: 2, pause_intake=print,
         )  # fmt: skip
 
     def begin(self, *shards: Shard) -> None:
@@ -95,6 +95,24 @@ def reading(world: World, spark: SparkSession) -> Iterator[Read]:
     read.stream.start()
     until("all are read", lambda: read.stream.reading() == set(read.shards), 60)
     yield read
+    read.close()
+
+
+def test_a_stream_without_shards_warms_up_though_redis_is_full(
+    world: World, spark: SparkSession
+) -> None:
+    read = Read(world, spark)
+    read.has_room.clear()
+
+    read.stream.start()
+    read.stream.warm_up()
+    until("it is warm", lambda: read.stream.is_warm, 60)
+    assert read.stream.reading() == set()
+
+    read.begin(*read.shards)
+    read.stream.assign(read.shards)
+    read.has_room.set()
+    until("all are read", lambda: read.stream.reading() == set(read.shards), 60)
     read.close()
 
 

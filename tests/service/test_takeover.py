@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from blackbox.config.wiring import kafka
+from blackbox.journal.unowned_partitions import UnownedPartitions
 from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
@@ -141,6 +143,17 @@ def test_partitions_added_while_owners_with_instance_ids_were_down_get_an_owner(
     world.ask(10, within_s=1, partition=PARTITIONS)
 
     assert world.wait_delivered().is_exact
+
+
+def test_a_process_sees_whether_others_own_shards(world: World) -> None:
+    group = UnownedPartitions(kafka(world.settings()), [world.requests])
+    assert not group.has_others(None)
+
+    world.start_service(instance_id="one").wait_ready()
+
+    assert group.has_others(None)
+    assert group.has_others("two")
+    assert not group.has_others("one")
 
 
 @pytest.mark.proof

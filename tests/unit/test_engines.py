@@ -58,6 +58,12 @@ class StuckTasks:
         return lambda *_, **__: {SHARD: "no progress"} if name == "stuck" else {}
 
 
+class ColdStream(StuckTasks):
+    """An intake stream that cannot read yet."""
+
+    is_warm = False
+
+
 @pytest.fixture
 def spark_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkEngine]:
     """The same, with tasks that make no progress."""
@@ -111,6 +117,40 @@ def test_a_driver_is_live_while_its_tasks_make_no_progress(spark_engine: SparkEn
     spark_engine.start()
 
     assert probe(spark_engine, "/livez") == (200, {"live": True, "stuck": ["TB-0"]})
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_driver_takes_shards_from_others_only_when_it_is_warm(
+    spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch, has_others: bool
+) -> None:
+    stream = ColdStream()
+    joined = Event()
+    monkeypatch.setattr(driver, "IntakeStream", lambda *_, **__: stream)
+    monkeypatch.setattr(spark_engine._membership, "has_others", lambda: has_others)
+    monkeypatch.setattr(spark_engine._membership, "start", joined.set)
+
+    spark_engine.start()
+
+    if has_others:
+        [job] = [one for one in spark_engine._scheduler.get_jobs() if one.id == "join"]
+        job.func()
+        assert not joined.is_set()
+        stream.is_warm = True
+    until("it joins", joined.is_set)
+
+
+def test_a_driver_that_never_gets_warm_joins_after_two_minutes(
+    spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = Event()
+    monkeypatch.setattr(driver, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(driver, "IntakeStream", lambda *_, **__: ColdStream())
+    monkeypatch.setattr(spark_engine._membership, "has_others", lambda: True)
+    monkeypatch.setattr(spark_engine._membership, "start", joined.set)
+
+    spark_engine.start()
+
+    until("it joins", joined.is_set)
 
 
 def test_a_process_that_no_longer_reads_requests_is_not_live(

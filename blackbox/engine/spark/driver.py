@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime
 from threading import Event, Lock
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -36,6 +37,8 @@ logger = logging.getLogger("blackbox.spark")
 
 # For dispatch, then for intake: a stop takes less than five seconds (docs/guarantees.md).
 STOP_S = 2.5
+# How long others may keep the shards: a driver that cannot read may still be able to deliver.
+WARM_UP_S = 120.0
 
 
 class EngineFailed(Exception):
@@ -76,6 +79,7 @@ class SparkEngine:
         self._stream: IntakeStream | None = None
         self._slots = 0
         self._is_stopping = False
+        self._join_by_s = 0.0
         # Each half needs every shard: in one group, each would get a part of them.
         group = f"{settings.group_id}.intake" if self.only == "intake" else settings.group_id
         self._membership = Membership(
@@ -97,7 +101,10 @@ class SparkEngine:
         )
 
     def start(self) -> None:
-        """Create missing topics, start Spark, join the group; raises RecoveryRequired if a server does not answer."""
+        """Create missing topics, start Spark, join the group; raises RecoveryRequired if a server does not answer.
+
+        If others have the shards, it joins only when its queries are warm, or after two minutes.
+        """
         settings = self.settings
         self._monitor.observe_clock()
         self._topics.ensure()
@@ -129,10 +136,24 @@ class SparkEngine:
             ("unowned", self._membership.look_for_unowned, unowned_partitions.LOOK_S),
         ):
             self._scheduler.add_job(work, "interval", seconds=every_s, id=name)
+        self._join_by_s = time.monotonic() + WARM_UP_S
+        self._scheduler.add_job(
+            self._join, "interval", seconds=1, id="join", next_run_time=datetime.now(tz=UTC)
+        )
         self._scheduler.start()
-        self._membership.start()
         if self.only != "intake":
             self._oscillator.start()
+
+    def _join(self) -> None:
+        """Join the group; not yet if others have the shards, and deliver, while this driver cannot."""
+        stream = self._stream
+        may_wait = time.monotonic() < self._join_by_s
+        if stream and not stream.is_warm and may_wait and self._membership.has_others():
+            stream.warm_up()
+            return
+        self._scheduler.remove_job("join")
+        if not self._is_stopping:
+            self._membership.start()
 
     def stop(self) -> None:
         """Finish the ticks and the batch in flight, leave the group, end Spark."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from threading import Event, Lock, Thread
@@ -21,12 +20,11 @@ from blackbox.engine.spark.intake_task import IntakeTask
 from blackbox.engine.spark.kafka_source import FORMAT, RANGES, for_spark, kafka_source, reachable
 from blackbox.engine.spark.read_costs import ReadCosts
 from blackbox.engine.spark.silent_shards import SilentShards, log_changes
+from blackbox.engine.spark.start_positions import StartPositions
 from blackbox.engine.spark.stored import Stored
-from blackbox.index.inspector import Inspector
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
-from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import in_one_line
 from blackbox.spark.task_io import REPORT, reports
@@ -37,8 +35,6 @@ BATCH_RECORDS = 500_000
 
 LOOK_S, SLOW_LOOK_S = 0.1, 0.5  # at a running query it is a call of the JVM
 SETTLE_S = 0.3  # shards come one by one, and a query takes a second to start
-# Shards are asked about in parallel, so that a silent node of Redis delays few others.
-ASKED_AT_ONCE = 8
 # How often the shards that are not read are tried while others are read.
 MISSING_S = 1.0
 # A shard that was left behind is tried outside the query; with more records, all others would wait.
@@ -70,16 +66,18 @@ class IntakeStream:
 
     def __post_init__(self) -> None:
         self._task = IntakeTask(self.run, self.settings, self.access)
-        self._inspector = Inspector.of(self.settings.redis_url.get_secret_value())
         self._wanted: frozenset[Shard] = frozenset()
         self._assigned: frozenset[Shard] = frozenset()
         self._in_query: frozenset[Shard] = frozenset()
         self._why_behind: dict[Shard, str] = {}
         self._why_silent: dict[Shard, str] = {}
         self._silent = SilentShards(self.access)
+        self._positions = StartPositions(self.settings.redis_url.get_secret_value(), self._silent)
         self._ends = Ends(self.access)
         self._stopping = Event()
         self._changed = Event()
+        self._has_run = Event()
+        self._is_to_warm_up = False
         self._in_batch = Lock()
         self._is_ending = False
         self._thread = Thread(target=self._run, name="intake", daemon=True)
@@ -87,6 +85,15 @@ class IntakeStream:
 
     def start(self) -> None:
         self._thread.start()
+
+    def warm_up(self) -> None:
+        """Run a query without shards if none is assigned and none has run."""
+        self._is_to_warm_up = True
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a query has run: the first one takes most of a minute on busy processors."""
+        return self._has_run.is_set()
 
     def assign(self, shards: Iterable[Shard]) -> None:
         """Read these shards from now on, and no others."""
@@ -133,21 +140,27 @@ class IntakeStream:
             self._changed.wait(SETTLE_S)
         wanted = self._wanted
         self._silent.retain_only(wanted)
-        starts = self._starts(wanted)
+        starts = self._positions.of(wanted)
         self._why_behind = {}
         self._show_unread(wanted)
-        if not starts:
+        # Not unasked: a query that is stopped again at once delays the first one with shards by seconds.
+        warms_up = self._is_to_warm_up and not self.is_warm and not wanted
+        if not starts and not warms_up:
             self._changed.wait(LOOK_S)
             return
         missing = wanted - starts.keys()
         until_s = time.monotonic() + MISSING_S
         with self._query(starts) as query:
             while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
+                if warms_up and self.is_warm:
+                    break
                 if self._silent.why().keys() & starts.keys():
                     break
                 # A query has fixed shards and start offsets: any change needs a new query.
                 if time.monotonic() > until_s:
-                    if self._may_be_read(missing) or (self._in_query and self._must_go_back()):
+                    if self._positions.may_read(missing) or (
+                        self._in_query and self._must_go_back()
+                    ):
                         break
                     until_s = time.monotonic() + MISSING_S
                 self._changed.wait(SLOW_LOOK_S)
@@ -157,7 +170,7 @@ class IntakeStream:
 
     def _must_go_back(self) -> bool:
         """Whether a shard that was left behind can be read again, and has more records than were tried."""
-        positions = {shard: self._start_of(shard) for shard in self._in_query}
+        positions = {shard: self._positions.one(shard) for shard in self._in_query}
         starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
         ends, silent = reachable(self._ends, starts)
         before, self._why_silent = self._why_silent, {Shard(*at): w for at, w in silent.items()}
@@ -184,39 +197,6 @@ class IntakeStream:
         why_not = self.why_not_read()
         for shard in shards:
             self.metrics.show(shard, shard_unread=shard in why_not)
-
-    def _starts(self, wanted: frozenset[Shard]) -> dict[Shard, int]:
-        """The start offset of each shard that can be read now."""
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-            found = dict(zip(wanted, threads.map(self._start_of, wanted), strict=True))
-        starts = self._readable({shard: at for shard, at in found.items() if isinstance(at, int)})
-        for shard, failure in found.items():
-            if isinstance(failure, RecoveryRequired):
-                missing = len(wanted) - len(starts)
-                logger.warning(
-                    "%d shards cannot be read now, such as %s: %s", missing, shard, failure
-                )
-                break
-        return starts
-
-    def _may_be_read(self, missing: Iterable[Shard]) -> bool:
-        """Whether one of these shards, which could not be read when the query started, now can be."""
-        found = {shard: self._start_of(shard) for shard in missing}
-        return bool(self._readable({s: at for s, at in found.items() if isinstance(at, int)}))
-
-    def _readable(self, starts: dict[Shard, int]) -> dict[Shard, int]:
-        """The shards that are not left out because Kafka does not answer."""
-        self._silent.check(starts)
-        return {shard: starts[shard] for shard in starts.keys() - self._silent.why().keys()}
-
-    def _start_of(self, shard: Shard) -> int | RecoveryRequired | None:
-        """The position of a shard; None while its requests cannot be stored."""
-        try:
-            positions = self._inspector.positions(shard)
-            is_ready = positions is not None and self._inspector.is_ready(shard)
-        except RecoveryRequired as reason:
-            return reason
-        return positions.requests if positions is not None and is_ready else None
 
     @contextmanager
     def _query(self, starts: Mapping[Shard, int]) -> Iterator[StreamingQuery]:
@@ -254,7 +234,8 @@ class IntakeStream:
     def _run_batch(self, batch: DataFrame, number: int) -> None:
         """Run a batch until every shard has all of it or is left behind."""
         for attempt in range(TRIES):
-            while not self.has_room.wait(LOOK_S):
+            # without shards there is nothing to store, and the full Redis needs this process
+            while self._assigned and not self.has_room.wait(LOOK_S):
                 if self._is_ending:
                     return
             with self._in_batch:
@@ -267,8 +248,9 @@ class IntakeStream:
                 records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
                 self.metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
-                if not self._in_query:
-                    # A query's first batch may be empty, but everything is warm now: ready.
+                # A query's first batch may be empty, but everything is warm now: ready.
+                self._has_run.set()
+                if self._in_query != self._assigned:
                     self._in_query = self._assigned
                     logger.info("reading %d shards", len(self._in_query))
                 return
