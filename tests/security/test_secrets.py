@@ -154,14 +154,14 @@ def test_a_running_service_logs_no_secret(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("BLACKBOX_")]:
         monkeypatch.delenv(name)
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "blackbox")  # a command run in this process sets another
     service = ProcessEngine(vault.settings(), Metrics())
     service.start()
     try:
         until("it is ready", service.is_ready)
     finally:
         service.stop()
-    assert "rdkafka" in caplog.text or "sasl" in caplog.text.lower()
+    assert "sasl" in caplog.text.lower()
     assert PLANTED not in caplog.text
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.service
 
 POLL_INTERVAL_MS = 1000
 TRIES = 3
-"""Retries, because a busy machine is not a delay by undeliverable requests."""
+"""Retries, because a machine that stands still is not a delay by undeliverable requests."""
 
 
 def reasons(world: World) -> Counter[str]:
@@ -42,25 +42,31 @@ def test_a_thousand_undeliverable_requests_do_not_delay_deliverable_ones(
     world.start_service(retries=1, poll_interval_ms=POLL_INTERVAL_MS).wait_ready()
     world.ask(1000, within_s=1, partition=0)
     world.wait_delivered()
-    late_ms: list[int] = []
+    delays_ms: list[int] = []
     for _ in range(TRIES):
+        alone_ms = most_late(world)
         for number in range(1000):
             _, value = kinds[number % len(kinds)]
             world.send_raw(value if isinstance(value, str) else json.dumps(value), partition=0)
-        before = len(world.asked)
-        world.ask(1000, within_s=0, partition=0)
-        world.wait_delivered()
-        verdict = world.verdict(late_from=before)
-        assert verdict.is_exact, verdict
-        late_ms.append(verdict.late_ms[-1])
-        if late_ms[-1] < POLL_INTERVAL_MS:
+        delays_ms.append(most_late(world) - alone_ms)
+        if delays_ms[-1] < POLL_INTERVAL_MS:
             break
-    print(f"behind 1,000 undeliverable: late by {late_ms[-1]} ms at most")
-    assert min(late_ms) < POLL_INTERVAL_MS, late_ms
+    print(f"behind 1,000 undeliverable: later by {delays_ms[-1]} ms at most")
+    assert min(delays_ms) < POLL_INTERVAL_MS, delays_ms
 
-    asked = 1000 * len(late_ms)
+    asked = 1000 * len(delays_ms)
     until("all dead letters", lambda: sum(reasons(world).values()) >= asked)
     assert reasons(world) == {kind: asked // len(kinds) for kind, _ in kinds}
+
+
+def most_late(world: World) -> int:
+    """The lateness in ms of the last of 1,000 requests that are due at once."""
+    before = len(world.asked)
+    world.ask(1000, within_s=0, partition=0)
+    world.wait_delivered()
+    verdict = world.verdict(late_from=before)
+    assert verdict.is_exact, verdict
+    return verdict.late_ms[-1]
 
 
 def test_a_message_too_large_for_the_client_does_not_affect_others(world: World) -> None:
