@@ -106,6 +106,9 @@ class Ends:
 
         Aborted transactions do not count. A partition that reports an error is not watched for 2 s.
         """
+        if not positions:  # a client without partitions does not connect, and would be replaced
+            time.sleep(timeout_s)
+            return False
         now = time.monotonic()
         self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
         watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}

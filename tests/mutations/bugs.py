@@ -934,12 +934,12 @@ BUGS = (
     ),
     Bug(
         "left-behind-for-good",
-        "Spark: a shard that was left behind is read only after a new record is written to it.",
+        "Spark: a shard that was left behind is never read again.",
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            if at in ends and Shard(*at) in self._why_behind\n",
-                "            if False\n",
+                "        starts = self._positions.of(missing - waiting)\n",
+                "        starts = self._positions.of(missing - self._behind.keys())\n",
             ),
         ),
         (),
@@ -1814,8 +1814,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            elif stored.is_silent:\n",
-                "            elif stored.is_silent and stored.is_full:\n",
+                "        if stored.is_silent or stored.is_behind:\n",
+                "        if stored.is_behind and not stored.is_silent:\n",
             ),
         ),
         (),
@@ -1853,8 +1853,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/driver.py",
-                "            stream.warm_up()\n            return\n",
-                "            stream.warm_up()\n",
+                "and self._membership.has_others():\n            return\n",
+                "and self._membership.has_others():\n            pass\n",
             ),
         ),
         (),
@@ -1864,12 +1864,25 @@ BUGS = (
         ),
     ),
     Bug(
+        "begins-where-the-plan-was",
+        "Spark: a shard that comes back is read from where its last batch ended, not from its position in Redis.",
+        (
+            Change(
+                "engine/spark/kafka_source.py",
+                "        at: before[at].end if at in before and before[at].begun == now else now.start\n",
+                "        at: before[at].end if at in before else now.start\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_kafka_source.py",),
+    ),
+    Bug(
         "waits-for-room-without-shards",
         "Spark: while Redis is full, a driver does not become warm, takes no shards, and delivers nothing.",
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            while self._assigned and not self.has_room.wait(LOOK_S):\n",
+                "            while readings.shards() and not self.has_room.wait(LOOK_S):\n",
                 "            while not self.has_room.wait(LOOK_S):\n",
             ),
         ),

@@ -22,7 +22,6 @@ from blackbox.config.wiring import kafka
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedStack
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.spark import intake_stream
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
@@ -105,7 +104,6 @@ def test_a_stream_without_shards_warms_up_though_redis_is_full(
     read.has_room.clear()
 
     read.stream.start()
-    read.stream.warm_up()
     until("it is warm", lambda: read.stream.is_warm, 60)
     assert read.stream.reading() == set()
 
@@ -122,12 +120,25 @@ def read(world: World, spark: SparkSession) -> Iterator[Read]:
         yield read
 
 
+def test_shards_come_and_go_in_one_query(read: Read, spark: SparkSession) -> None:
+    [query] = spark.streams.active
+    gone, *others = read.shards
+    read.stream.assign(others)
+    read.ask(5)
+    until("the others are read", partial(read.have, others, 5))
+    assert read.stream.reading() == set(others)
+    assert read.pending(gone) == 0
+
+    read.stream.assign(read.shards)
+    until("it is read again", partial(read.have, read.shards, 5))
+    until("all are read", lambda: read.stream.reading() == set(read.shards))
+
+    assert [other.id for other in spark.streams.active] == [query.id]
+
+
 @pytest.mark.proof
-@pytest.mark.parametrize(("at_once", "count"), [(4000, 5), (2, 5), (4000, 4100)])
-def test_a_shard_catches_up_without_delaying_the_others(
-    read: Read, monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
-) -> None:
-    monkeypatch.setattr(intake_stream, "CAUGHT_UP_RECORDS", at_once)
+@pytest.mark.parametrize("count", [5, 4100])
+def test_a_shard_catches_up_without_delaying_the_others(read: Read, count: int) -> None:
     lost, *others = read.shards
     read.lose(lost)
 

@@ -149,7 +149,6 @@ class SparkEngine:
         stream = self._stream
         may_wait = time.monotonic() < self._join_by_s
         if stream and not stream.is_warm and may_wait and self._membership.has_others():
-            stream.warm_up()
             return
         self._scheduler.remove_job("join")
         if not self._is_stopping:

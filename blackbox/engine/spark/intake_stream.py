@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from threading import Event, Lock, Thread
+from typing import NamedTuple
 
-import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -17,14 +18,15 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark.checkpoint import Checkpoint
 from blackbox.engine.spark.intake_task import IntakeTask
-from blackbox.engine.spark.kafka_source import FORMAT, RANGES, for_spark, kafka_source, reachable
+from blackbox.engine.spark.kafka_source import FORMAT, kafka_source, reachable
 from blackbox.engine.spark.read_costs import ReadCosts
+from blackbox.engine.spark.readings import Readings
 from blackbox.engine.spark.silent_shards import SilentShards, log_changes
 from blackbox.engine.spark.start_positions import StartPositions
 from blackbox.engine.spark.stored import Stored
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.ranges import Range
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import in_one_line
 from blackbox.spark.task_io import REPORT, reports
@@ -33,25 +35,30 @@ logger = logging.getLogger("blackbox.spark.intake")
 
 BATCH_RECORDS = 500_000
 
-LOOK_S, SLOW_LOOK_S = 0.1, 0.5  # at a running query it is a call of the JVM
-SETTLE_S = 0.3  # shards come one by one, and a query takes a second to start
-# How often the shards that are not read are tried while others are read.
-MISSING_S = 1.0
-# A shard that was left behind is tried outside the query; with more records, all others would wait.
-CAUGHT_UP_RECORDS = 4000
+LOOK_S = 0.25  # at the query it is a call of the JVM
+# How often it is checked whether shards can still be read, and how long one that was left behind waits.
+CHECK_S = 1.0
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
 
+class _Behind(NamedTuple):
+    """Why a shard was left behind, and until when it stays so."""
+
+    why: str
+    until_s: float
+
+
 @dataclass(eq=False, repr=False)
 class IntakeStream:
     """Reads the assigned shards, each from its position in Redis on, until `stop`.
 
-    A shard that has no index yet, or whose index is being rebuilt, is read once dispatch has opened it.
-    A shard that cannot be read from Kafka is left behind, and the others go on. A shard for which Kafka
-    does not answer is left out of the query (`SilentShards`). While `has_room` is not set no batch is started.
+    One query reads them all, and goes on when they change. A shard that has no index yet, or whose index
+    is being rebuilt, is read once dispatch has opened it. A shard that cannot be read from Kafka is left
+    out, and the others go on; it is begun again at its position. While `has_room` is not set no batch is
+    started.
     """
 
     session: SparkSession
@@ -67,9 +74,8 @@ class IntakeStream:
     def __post_init__(self) -> None:
         self._task = IntakeTask(self.run, self.settings, self.access)
         self._wanted: frozenset[Shard] = frozenset()
-        self._assigned: frozenset[Shard] = frozenset()
         self._in_query: frozenset[Shard] = frozenset()
-        self._why_behind: dict[Shard, str] = {}
+        self._behind: dict[Shard, _Behind] = {}
         self._why_silent: dict[Shard, str] = {}
         self._silent = SilentShards(self.access)
         self._positions = StartPositions(self.settings.redis_url.get_secret_value(), self._silent)
@@ -77,7 +83,7 @@ class IntakeStream:
         self._stopping = Event()
         self._changed = Event()
         self._has_run = Event()
-        self._is_to_warm_up = False
+        self._lock = Lock()  # for what a batch changes as well
         self._in_batch = Lock()
         self._is_ending = False
         self._thread = Thread(target=self._run, name="intake", daemon=True)
@@ -85,10 +91,6 @@ class IntakeStream:
 
     def start(self) -> None:
         self._thread.start()
-
-    def warm_up(self) -> None:
-        """Run a query without shards if none is assigned and none has run."""
-        self._is_to_warm_up = True
 
     @property
     def is_warm(self) -> bool:
@@ -105,7 +107,8 @@ class IntakeStream:
 
     def why_not_read(self) -> dict[Shard, str]:
         """The reason for each shard that is to be read and cannot be."""
-        return self._why_silent | self._why_behind | self._silent.why()
+        behind = {shard: left.why for shard, left in self._behind.items()}
+        return self._why_silent | behind | self._silent.why()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -119,7 +122,8 @@ class IntakeStream:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self._read_until_changed()
+                with self._query() as (query, readings):
+                    self._follow(query, readings)
             except Exception as failure:
                 if self._stopping.is_set():
                     break
@@ -134,64 +138,59 @@ class IntakeStream:
                 self._in_query = frozenset()
         self._ends.close()
 
-    def _read_until_changed(self) -> None:
-        while self._changed.is_set():
+    def _follow(self, query: StreamingQuery, readings: Readings) -> None:
+        """Let the query read the shards that are assigned and can be read."""
+        checked_s = float("-inf")
+        while query.isActive and not self._stopping.is_set():
             self._changed.clear()
-            self._changed.wait(SETTLE_S)
-        wanted = self._wanted
-        self._silent.retain_only(wanted)
-        starts = self._positions.of(wanted)
-        self._why_behind = {}
-        self._show_unread(wanted)
-        # Not unasked: a query that is stopped again at once delays the first one with shards by seconds.
-        warms_up = self._is_to_warm_up and not self.is_warm and not wanted
-        if not starts and not warms_up:
+            wanted = self._wanted
+            readings.use(self.tasks())
+            self._retain_only(wanted, readings)
+            if time.monotonic() - checked_s > CHECK_S:
+                self._check(wanted, readings)
+                checked_s = time.monotonic()
+            self._begin(wanted - readings.shards() - self._why_silent.keys(), readings)
+            self._show_unread(wanted)
             self._changed.wait(LOOK_S)
-            return
-        missing = wanted - starts.keys()
-        until_s = time.monotonic() + MISSING_S
-        with self._query(starts) as query:
-            while query.isActive and not self._stopping.is_set() and self._wanted == wanted:
-                if warms_up and self.is_warm:
-                    break
-                if self._silent.why().keys() & starts.keys():
-                    break
-                # A query has fixed shards and start offsets: any change needs a new query.
-                if time.monotonic() > until_s:
-                    if self._positions.may_read(missing) or (
-                        self._in_query and self._must_go_back()
-                    ):
-                        break
-                    until_s = time.monotonic() + MISSING_S
-                self._changed.wait(SLOW_LOOK_S)
-            failure = query.exception()
-            if failure is not None:
-                raise failure
+        failure = query.exception()
+        if failure is not None:
+            raise failure
 
-    def _must_go_back(self) -> bool:
-        """Whether a shard that was left behind can be read again, and has more records than were tried."""
-        positions = {shard: self._positions.one(shard) for shard in self._in_query}
-        starts = {(t, p): at for (t, p), at in positions.items() if isinstance(at, int)}
-        ends, silent = reachable(self._ends, starts)
-        before, self._why_silent = self._why_silent, {Shard(*at): w for at, w in silent.items()}
-        log_changes(before, self._why_silent)
-        self._show_unread(self._in_query)
-        tried = [
-            Range(*at, start, min(ends[at], start + CAUGHT_UP_RECORDS))
-            for at, start in starts.items()
-            if at in ends and Shard(*at) in self._why_behind
-        ]
-        if not tried:
-            return False
-        # Not beside a batch: the `WATCH` of one would make the other fail.
-        with self._in_batch:
-            rows = self.session.createDataFrame(tried, RANGES)
-            self._record_stored(reports(rows.mapInArrow(self._task, REPORT).collect()))
-        return any(
-            Shard(one.topic, one.partition) not in self._why_behind
-            and one.end < ends[one.topic, one.partition]
-            for one in tried
-        )
+    def _retain_only(self, wanted: frozenset[Shard], readings: Readings) -> None:
+        self._silent.retain_only(wanted)
+        with self._lock:
+            self._behind = {shard: left for shard, left in self._behind.items() if shard in wanted}
+            self._end(readings.shards() - wanted, readings)
+
+    def _check(self, wanted: frozenset[Shard], readings: Readings) -> None:
+        """End the shards that cannot be read any more."""
+        _, silent = self._reachable(self._positions.of_each(wanted))
+        before, self._why_silent = self._why_silent, silent
+        log_changes(before, silent)
+        with self._lock:
+            self._end(silent.keys(), readings)
+
+    def _begin(self, missing: frozenset[Shard], readings: Readings) -> None:
+        """Begin the shards that can be read now."""
+        now_s = time.monotonic()
+        waiting = {shard for shard, left in self._behind.items() if left.until_s > now_s}
+        starts = self._positions.of(missing - waiting)
+        ends, _ = self._reachable(starts)
+        if ends:
+            readings.begin({shard: starts[shard] for shard in ends})
+
+    def _reachable(
+        self, positions: Mapping[Shard, int | RecoveryRequired | None]
+    ) -> tuple[frozenset[Shard], dict[Shard, str]]:
+        """Which shards can be read from there on, and why some cannot."""
+        starts = {(*shard,): at for shard, at in positions.items() if isinstance(at, int)}
+        ends, silent = reachable(self._ends, starts) if starts else ({}, {})
+        return frozenset(Shard(*at) for at in ends), {Shard(*at): why for at, why in silent.items()}
+
+    def _end(self, shards: Collection[Shard], readings: Readings) -> None:
+        if shards:
+            readings.end(shards)
+            self._in_query -= frozenset(shards)
 
     def _show_unread(self, shards: Iterable[Shard]) -> None:
         why_not = self.why_not_read()
@@ -199,31 +198,30 @@ class IntakeStream:
             self.metrics.show(shard, shard_unread=shard in why_not)
 
     @contextmanager
-    def _query(self, starts: Mapping[Shard, int]) -> Iterator[StreamingQuery]:
-        """A query from these offsets on."""
-        self._assigned = frozenset(starts)
+    def _query(self) -> Iterator[tuple[StreamingQuery, Readings]]:
+        """A query, at first without shards."""
         self._is_ending = False
         self.session.sparkContext.setLocalProperty("spark.scheduler.pool", "intake")
         with closing(Checkpoint()) as checkpoint:
-            self._costs = ReadCosts(checkpoint.folder / "costs.json")
+            readings = Readings(checkpoint.folder / "readings.json", self.tasks())
+            costs = ReadCosts(checkpoint.folder / "costs.json")
             ranges = (
                 self.session.readStream.format(FORMAT)
-                .option("startingOffsets", orjson.dumps(for_spark(starts)).decode())
                 .option("maxOffsetsPerTrigger", BATCH_RECORDS)
-                .option("tasks", self.tasks())
-                .option("costs", str(self._costs.path))
+                .option("readings", str(readings.path))
+                .option("costs", str(costs.path))
                 .load()
             )
             query = (
                 ranges.mapInArrow(self._task, REPORT)
-                .writeStream.foreachBatch(self._run_batch)
+                .writeStream.foreachBatch(partial(self._run_batch, readings, costs))
                 .option("checkpointLocation", checkpoint.folder.as_uri())
                 # At a trigger of 1 s, the median request would be in Redis after 0.8 s, not 0.33 s.
                 .trigger(processingTime="0 seconds")
                 .start()
             )
             try:
-                yield query
+                yield query, readings
             finally:
                 self._is_ending = True
                 # Waits for the batch in flight, because `query.stop()` kills its tasks.
@@ -231,11 +229,13 @@ class IntakeStream:
                     pass
                 query.stop()
 
-    def _run_batch(self, batch: DataFrame, number: int) -> None:
+    def _run_batch(
+        self, readings: Readings, costs: ReadCosts, batch: DataFrame, number: int
+    ) -> None:
         """Run a batch until every shard has all of it or is left behind."""
         for attempt in range(TRIES):
             # without shards there is nothing to store, and the full Redis needs this process
-            while self._assigned and not self.has_room.wait(LOOK_S):
+            while readings.shards() and not self.has_room.wait(LOOK_S):
                 if self._is_ending:
                     return
             with self._in_batch:
@@ -244,38 +244,51 @@ class IntakeStream:
                 began = time.monotonic()
                 # Each try runs all tasks again: records below the position change nothing.
                 done: list[Stored] = reports(batch.collect())
-                self._record_stored(done)
+                self._record_stored(done, readings)
+                costs.note(done)
                 records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
                 self.metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
-                # A query's first batch may be empty, but everything is warm now: ready.
+                # It may have been empty, but everything is warm now.
                 self._has_run.set()
-                if self._in_query != self._assigned:
-                    self._in_query = self._assigned
-                    logger.info("reading %d shards", len(self._in_query))
+                self._note_read(frozenset(stored.shard for stored in done), readings)
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
 
-    def _record_stored(self, done: list[Stored]) -> None:
-        behind = dict(self._why_behind)
+    def _note_read(self, shards: frozenset[Shard], readings: Readings) -> None:
+        with self._lock:
+            before = self._in_query
+            self._in_query = (before | shards) & readings.shards()
+        if self._in_query != before:
+            logger.info("reading %d shards", len(self._in_query))
+
+    def _record_stored(self, done: list[Stored], readings: Readings) -> None:
         for stored in done:
-            shard, problem = stored.shard, stored.problem
-            self.metrics.taken(shard, stored.taken)
-            if problem is None:
-                if behind.pop(shard, None) is not None:
-                    logger.info("%s is read again", shard)
-            elif stored.is_silent:
-                self._silent.leave(shard, problem)
-            elif stored.is_behind:
-                if shard not in behind:
-                    logger.warning(
-                        "%s cannot take the batch: %s; the other shards continue", shard, problem
-                    )
-                behind[shard] = problem
-            elif stored.is_full:
-                self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
-            else:
-                logger.warning("%s: %s; reading it again", shard, problem)
-        self._why_behind = behind
-        self._costs.note(done)
+            self.metrics.taken(stored.shard, stored.taken)
+            if stored.problem is not None:
+                self._record_problem(stored, stored.problem, readings)
+            elif stored.shard in self._behind:
+                with self._lock:
+                    self._behind = {at: w for at, w in self._behind.items() if at != stored.shard}
+                logger.info("%s is read again", stored.shard)
+
+    def _record_problem(self, stored: Stored, problem: str, readings: Readings) -> None:
+        shard = stored.shard
+        if stored.is_silent:
+            self._silent.leave(shard, problem)
+        elif stored.is_behind:
+            if shard not in self._behind:
+                logger.warning(
+                    "%s cannot take the batch: %s; the other shards continue", shard, problem
+                )
+            with self._lock:
+                until_s = time.monotonic() + CHECK_S
+                self._behind = self._behind | {shard: _Behind(problem, until_s)}
+        elif stored.is_full:
+            self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
+        else:
+            logger.warning("%s: %s; reading it again", shard, problem)
+        if stored.is_silent or stored.is_behind:
+            with self._lock:
+                self._end([shard], readings)

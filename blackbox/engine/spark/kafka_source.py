@@ -7,11 +7,11 @@ intake does with them.
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -21,10 +21,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from blackbox.engine.spark.batch_size import FIRST_COST_S, Costs, batch_ends
 from blackbox.engine.spark.read_costs import costs_in
+from blackbox.engine.spark.readings import Begun, told_in
 from blackbox.journal.ends import Ends, Offsets, Partition
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
-from blackbox.records.request import Shard
 
 FORMAT = "blackbox-kafka"
 
@@ -40,6 +40,7 @@ RANGES = StructType(
 
 # How long one plan waits for records. The broker does the waiting, so it costs almost nothing.
 AWAITED_S = 0.5
+LOOK_S = 0.1
 
 
 def kafka_source(access: KafkaAccess) -> type[DataSource]:
@@ -60,9 +61,21 @@ class KafkaSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         given = {name.lower(): value for name, value in self.options.items()}
-        starts = from_spark(json.loads(given["startingoffsets"]))
-        most_offsets, most_tasks = int(given["maxoffsetspertrigger"]), int(given["tasks"])
-        return StreamReader(self.access, starts, most_offsets, most_tasks, Path(given["costs"]))
+        most_offsets = int(given["maxoffsetspertrigger"])
+        return StreamReader(
+            self.access, most_offsets, Path(given["readings"]), Path(given["costs"])
+        )
+
+
+class Reading(NamedTuple):
+    """How far a partition is planned, from where it was begun."""
+
+    begun: Begun
+    end: int
+
+
+Plan = dict[Partition, Reading]
+"""A stream's offset: what is planned of each partition that is read."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +85,11 @@ class Ranges(InputPartition):
 
 @dataclass(eq=False, repr=False)
 class StreamReader(DataSourceStreamReader):
-    """Plans the micro-batches of a stream. Offsets are written `{"TB": {"0": 23}}`, as Spark does."""
+    """Plans the micro-batches of a stream, of the partitions that are in the file `readings` at that time."""
 
     access: KafkaAccess
-    starts: Offsets
     most_offsets: int
-    most_tasks: int
+    readings: Path
     costs: Path
 
     def __post_init__(self) -> None:
@@ -86,7 +98,7 @@ class StreamReader(DataSourceStreamReader):
         self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return for_spark(self.starts)
+        return {}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends; waits up to 0.5 s when there is nothing for it yet."""
@@ -97,20 +109,24 @@ class StreamReader(DataSourceStreamReader):
         return ReadMaxRows(self.most_offsets)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return for_spark(self._latest) if self._latest else None
+        found: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in self._latest.items():
+            found.setdefault(topic, {})[str(partition)] = offset
+        return found or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Ranges]:
-        # A query's first batch has a row per partition, also without records: all gets warm.
-        also_empty = start == end
-        begins = from_spark(start)
-        ranges = [
-            Range(*at, begins.get(at, stop), stop)
-            for at, stop in from_spark(end).items()
-            if begins.get(at, stop) < stop or also_empty
-        ]
+        before = from_spark(start)
+        ranges: list[Range] = []
+        for at, (begun, stop) in from_spark(end).items():
+            is_new = at not in before or before[at].begun != begun
+            first = begun.start if is_new else before[at].end
+            # The first batch of a partition has a row for it, also without records: all gets warm.
+            if is_new or first < stop:
+                ranges.append(Range(*at, first, stop))
+        tasks = told_in(self.readings).tasks
         if not ranges:
-            return [Ranges(())]  # a query without shards warms up one worker
-        return packed(ranges, self.most_tasks, costs_in(self.costs))
+            return [Ranges(())] * tasks  # a query without shards warms up the workers
+        return packed(ranges, tasks, costs_in(self.costs))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Ranges)
@@ -122,23 +138,43 @@ class StreamReader(DataSourceStreamReader):
             self._ends.close()
             self._ends = None
 
-    def _next(self, start: Offsets, most: int | None) -> Offsets:
+    def _next(self, before: Plan, most: int | None) -> Plan:
         # Created late: the reader is pickled for the tasks, and clients cannot be.
         self._ends = self._ends or Ends(self.access)
-        reachable = self._reachable(self._ends, start)
         was_first, self._is_first = self._is_first, False
-        if reachable == start and not was_first:
-            if not self._ends.wait_for_records(start, AWAITED_S):
-                return start
-            reachable = self._reachable(self._ends, start)
-        if most is None:
-            return reachable
-        return batch_ends(start, reachable, most, costs_in(self.costs), self.most_tasks)
+        begun = told_in(self.readings).begun
+        start = _continued(before, begun)
+        end = self._reachable(self._ends, start)
+        if end == start and _begun(before) == begun and not was_first:
+            until_s = time.monotonic() + AWAITED_S
+            while not self._ends.wait_for_records(start, LOOK_S):
+                if (begun := told_in(self.readings).begun) != _begun(before):
+                    break
+                if time.monotonic() > until_s:
+                    return before
+            start = _continued(before, begun)
+            end = self._reachable(self._ends, start)
+        if most is not None:
+            tasks = told_in(self.readings).tasks
+            end = batch_ends(start, end, most, costs_in(self.costs), tasks)
+        return {at: Reading(begun[at], stop) for at, stop in end.items()}
 
     def _reachable(self, ends: Ends, start: Offsets) -> Offsets:
         """How far to read. Partitions that cannot be read stay where they are; IntakeStream reports them."""
         self._latest, _ = reachable(ends, start)
         return start | self._latest
+
+
+def _begun(plan: Plan) -> dict[Partition, Begun]:
+    return {at: reading.begun for at, reading in plan.items()}
+
+
+def _continued(before: Plan, begun: Mapping[Partition, Begun]) -> Offsets:
+    """Where to read on what is still read, and where to begin the rest."""
+    return {
+        at: before[at].end if at in before and before[at].begun == now else now.start
+        for at, now in begun.items()
+    }
 
 
 def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]]:
@@ -173,18 +209,18 @@ def packed(ranges: Sequence[Range], most_tasks: int, costs: Costs) -> list[Range
     return [Ranges(tuple(reversed(task))) for task in longest_first]
 
 
-def for_spark(positions: Offsets | Mapping[Shard, int]) -> dict[str, Any]:
-    """Offsets in the notation of Spark's Kafka source; equal offsets give equal results."""
+def for_spark(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON, `{"TB": {"0": [number, start, end]}}`; equal plans give equal results."""
     # Sorted: Spark compares offsets as JSON, and plans no batch if start and end are equal.
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(positions.items()):
-        found.setdefault(topic, {})[str(partition)] = offset
+    found: dict[str, dict[str, list[int]]] = {}
+    for (topic, partition), (begun, end) in sorted(plan.items()):
+        found.setdefault(topic, {})[str(partition)] = [*begun, end]
     return found
 
 
-def from_spark(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+def from_spark(found: Mapping[str, Mapping[str, Sequence[int]]]) -> Plan:
     return {
-        (topic, int(partition)): offset
-        for topic, places in offsets.items()
-        for partition, offset in places.items()
+        (topic, int(partition)): Reading(Begun(number, start), end)
+        for topic, places in found.items()
+        for partition, (number, start, end) in places.items()
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from blackbox.engine.spark.batch_size import FIRST_COST_S
+from blackbox.engine.spark.plan_file import write_whole
 from blackbox.engine.spark.stored import Stored
 from blackbox.journal.ends import Partition
 from blackbox.records.request import Shard
@@ -52,16 +52,14 @@ class ReadCosts:
             if is_known and one.problem is None:
                 before_s = self._costs.get(one.shard, FIRST_COST_S)
                 self._costs[one.shard] = max(one.seconds / one.offsets, before_s / MOST_CHEAPER)
-        # Renamed, so that the plan never reads a part of it.
-        written = self.path.with_suffix(".new")
-        written.write_bytes(orjson.dumps([[*shard, cost] for shard, cost in self._costs.items()]))
-        os.replace(written, self.path)
+        rows = [[*shard, cost] for shard, cost in self._costs.items()]
+        write_whole(self.path, orjson.dumps(rows))
 
 
 def costs_in(path: Path) -> dict[Partition, float]:
     """The costs that were noted last, in seconds per offset; none before the first batch has ended."""
     try:
-        found = orjson.loads(path.read_bytes())
+        rows = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    return {(topic, partition): cost for topic, partition, cost in found}
+    return {(topic, partition): cost for topic, partition, cost in rows}

@@ -23,27 +23,24 @@ class StartPositions:
     def __init__(self, redis_url: str, silent: SilentShards) -> None:
         self._inspector = Inspector.of(redis_url)
         self._silent = silent
+        self._logged: str | None = None
 
     def of(self, wanted: Collection[Shard]) -> dict[Shard, int]:
         """The position of each of these shards that can be read now."""
+        found = self.of_each(wanted)
+        ready = {shard: at for shard, at in found.items() if isinstance(at, int)}
+        self._silent.check(ready)
+        self._log({at: why for at, why in found.items() if isinstance(why, RecoveryRequired)})
+        return {shard: ready[shard] for shard in ready.keys() - self._silent.why().keys()}
+
+    def of_each(self, wanted: Collection[Shard]) -> dict[Shard, int | RecoveryRequired | None]:
+        """The position of each of these shards; None while its requests cannot be stored."""
+        if not wanted:
+            return {}
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-            found = dict(zip(wanted, threads.map(self.one, wanted), strict=True))
-        starts = self._readable(found)
-        for shard, failure in found.items():
-            if isinstance(failure, RecoveryRequired):
-                missing = len(wanted) - len(starts)
-                logger.warning(
-                    "%d shards cannot be read now, such as %s: %s", missing, shard, failure
-                )
-                break
-        return starts
+            return dict(zip(wanted, threads.map(self._one, wanted), strict=True))
 
-    def may_read(self, some: Collection[Shard]) -> bool:
-        """Whether any of these shards can be read now."""
-        return bool(self._readable({shard: self.one(shard) for shard in some}))
-
-    def one(self, shard: Shard) -> int | RecoveryRequired | None:
-        """The position of a shard; None while its requests cannot be stored."""
+    def _one(self, shard: Shard) -> int | RecoveryRequired | None:
         try:
             positions = self._inspector.positions(shard)
             is_ready = positions is not None and self._inspector.is_ready(shard)
@@ -51,7 +48,12 @@ class StartPositions:
             return reason
         return positions.requests if positions is not None and is_ready else None
 
-    def _readable(self, found: Mapping[Shard, int | RecoveryRequired | None]) -> dict[Shard, int]:
-        ready = {shard: at for shard, at in found.items() if isinstance(at, int)}
-        self._silent.check(ready)
-        return {shard: ready[shard] for shard in ready.keys() - self._silent.why().keys()}
+    def _log(self, failures: Mapping[Shard, RecoveryRequired]) -> None:
+        """Log the first failure, unless it was the last that was logged."""
+        shard = min(failures, default=None)
+        why = None if shard is None else str(failures[shard])
+        if why is not None and why != self._logged:
+            logger.warning(
+                "%d shards cannot be read now, such as %s: %s", len(failures), shard, why
+            )
+        self._logged = why

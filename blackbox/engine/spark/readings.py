@@ -1,0 +1,75 @@
+"""Which shards intake reads now, from where on and in how many tasks: told to the plan of the stream in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import orjson
+
+from blackbox.engine.spark.plan_file import write_whole
+from blackbox.journal.ends import Partition
+from blackbox.records.request import Shard
+
+
+class Begun(NamedTuple):
+    """Where a shard was begun. It gets a higher number each time, so that the plan forgets how far it was."""
+
+    number: int
+    start: int
+
+
+class Told(NamedTuple):
+    """What the plan is to do."""
+
+    tasks: int
+    begun: dict[Partition, Begun]
+
+
+class Readings:
+    """Keeps them in a file, because Spark plans batches in a process of its own.
+
+    Safe for use from two threads at once.
+    """
+
+    def __init__(self, path: Path, tasks: int) -> None:
+        self.path = path
+        self._number = 0
+        self._lock = Lock()
+        self._write(tasks, {})
+
+    def shards(self) -> frozenset[Shard]:
+        return frozenset(self._begun)
+
+    def begin(self, starts: Mapping[Shard, int]) -> None:
+        """Read these shards from these offsets on, from the next batch that is planned."""
+        with self._lock:
+            self._number += 1
+            begun = {shard: Begun(self._number, start) for shard, start in starts.items()}
+            self._write(self._tasks, self._begun | begun)
+
+    def end(self, shards: Iterable[Shard]) -> None:
+        """Do not read these shards in the next batch that is planned."""
+        gone = frozenset(shards)
+        with self._lock:
+            kept = {shard: begun for shard, begun in self._begun.items() if shard not in gone}
+            self._write(self._tasks, kept)
+
+    def use(self, tasks: int) -> None:
+        """Divide batches over at most so many tasks."""
+        with self._lock:
+            if tasks != self._tasks:
+                self._write(tasks, self._begun)
+
+    def _write(self, tasks: int, begun: dict[Shard, Begun]) -> None:
+        rows = [[*shard, *at] for shard, at in begun.items()]
+        write_whole(self.path, orjson.dumps([tasks, rows]))
+        self._tasks, self._begun = tasks, begun
+
+
+def told_in(path: Path) -> Told:
+    """What was written last."""
+    tasks, rows = orjson.loads(path.read_bytes())
+    return Told(tasks, {(topic, at): Begun(number, start) for topic, at, number, start in rows})
