@@ -38,6 +38,8 @@ SILENT_S = 1.0
 PATIENCE_S = 5.0
 NOT_ASKED_FOR_S = 2.0
 """How long a partition that did not answer, or was refused, is not asked about again."""
+UNUSED_S = 30.0
+"""A client that nobody polls keeps its statistics in memory, hundreds of kB a minute."""
 
 # Errors that a retry does not change.
 _FINAL = (
@@ -64,6 +66,7 @@ class Ends:
         self._watcher: Consumer | None = None
         self._monitor: ConnectionMonitor | None = None
         self._watched: Offsets = {}
+        self._watched_s = 0.0
         self._silent_until: dict[Partition, tuple[RecoveryRequired, float]] = {}
         self._unwatched: dict[Partition, float] = {}
 
@@ -87,6 +90,8 @@ class Ends:
         for 30 s.
         """
         now = time.monotonic()
+        if now - self._watched_s > UNUSED_S:
+            self._drop_watcher()
         wanted = list(partitions)
         known = {at: self._silent_until[at] for at in wanted if at in self._silent_until}
         lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
@@ -106,10 +111,11 @@ class Ends:
 
         Aborted transactions do not count. A partition that reports an error is not watched for 2 s.
         """
-        if not positions:  # a client without partitions does not connect, and would be replaced
+        if not positions:
+            self._drop_watcher()
             time.sleep(timeout_s)
             return False
-        now = time.monotonic()
+        now = self._watched_s = time.monotonic()
         self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
         watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}
         # The broker does the waiting, so an idle wait costs almost nothing.

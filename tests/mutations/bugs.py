@@ -937,9 +937,9 @@ BUGS = (
         "Spark: a shard that was left behind is never read again.",
         (
             Change(
-                "engine/spark/intake_stream.py",
-                "        starts = self._positions.of(missing - waiting)\n",
-                "        starts = self._positions.of(missing - self._behind.keys())\n",
+                "engine/spark/unread_shards.py",
+                "        behind = [shard for shard, left in self._behind.items() if left.until_s > now_s]\n",
+                "        behind = list(self._behind)\n",
             ),
         ),
         (),
@@ -1814,8 +1814,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "        if stored.is_silent or stored.is_behind:\n",
-                "        if stored.is_behind and not stored.is_silent:\n",
+                "            elif stored.is_silent or stored.is_behind:\n",
+                "            elif stored.is_behind and not stored.is_silent:\n",
             ),
         ),
         (),
@@ -1840,7 +1840,7 @@ BUGS = (
         (
             Change(
                 "engine/spark/read_costs.py",
-                "                self._costs[one.shard] = max(one.seconds / one.offsets, before_s / MOST_CHEAPER)\n",
+                "                self._costs[one.shard] = max(cost_s, before_s / MOST_CHEAPER)\n",
                 "                self._costs[one.shard] = before_s / MOST_CHEAPER\n",
             ),
         ),
@@ -1862,6 +1862,32 @@ BUGS = (
             "tests/unit/test_engines.py"
             "::test_a_driver_takes_shards_from_others_only_when_it_is_warm",
         ),
+    ),
+    Bug(
+        "slow-once-slow-for-good",
+        "Spark: a short range never lowers the cost of a partition. One that was slow once is read in short ranges for good.",
+        (
+            Change(
+                "engine/spark/read_costs.py",
+                "            if is_known or cost_s < before_s:\n",
+                "            if is_known:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py",),
+    ),
+    Bug(
+        "plan-ahead-of-redis",
+        "Spark: after a rollback of Redis, what it lost is read again only when a new record comes.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            self._end(cannot.keys() | back, readings)\n",
+                "            self._end(cannot.keys(), readings)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_intake_stream.py",),
     ),
     Bug(
         "begins-where-the-plan-was",

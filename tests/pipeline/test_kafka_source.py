@@ -39,6 +39,7 @@ from blackbox.engine.spark.kafka_source import (
     reachable,
 )
 from blackbox.engine.spark.readings import Begun, Readings, told_in
+from blackbox.journal import ends as journal_ends
 from blackbox.journal import ranges
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
@@ -582,6 +583,24 @@ def test_the_wait_ends_for_a_new_record_in_any_partition(make: Callable[..., Top
             position[topic.name, number] = count
             assert not ends.wait_for_records(position, 0.2)
     ends.close()
+
+
+def test_a_client_that_waits_for_nothing_is_closed(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that is not polled keeps its statistics in memory, hundreds of kB a minute.
+    with closing(Ends(topic.access)) as ends:
+        assert not ends.wait_for_records({(topic.name, 0): 0}, 0.01)
+        assert ends._watcher is not None
+        assert not ends.wait_for_records({}, 0.01)
+        assert ends._watcher is None
+
+        assert not ends.wait_for_records({(topic.name, 0): 0}, 0.01)
+        ends.last_of_each([(topic.name, 0)])
+        assert ends._watcher is not None
+        monkeypatch.setattr(journal_ends, "UNUSED_S", 0.0)
+        ends.last_of_each([(topic.name, 0)])
+        assert ends._watcher is None
 
 
 # Rows of ranges

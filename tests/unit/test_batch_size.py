@@ -125,6 +125,16 @@ def test_a_short_and_quick_range_says_nothing_of_the_cost(costs: ReadCosts) -> N
     assert known(costs) == pytest.approx(0.001)
 
 
+def test_a_shard_that_was_slow_once_does_not_stay_expensive(costs: ReadCosts) -> None:
+    costs.note([stored(1, 0.6)])  # a failover of Redis, for example
+    before_s = known(costs) or 0
+    costs.note([stored(2, 0.05)])
+    assert known(costs) == pytest.approx(before_s / MOST_CHEAPER)
+    for _ in range(5):
+        costs.note([stored(2, 0.05)])
+    assert known(costs) == pytest.approx(0.025)
+
+
 def test_a_few_records_that_take_long_are_expensive(costs: ReadCosts) -> None:
     costs.note([stored(3, 0.9)])
     assert known(costs) == pytest.approx(0.3)

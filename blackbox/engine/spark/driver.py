@@ -150,9 +150,9 @@ class SparkEngine:
         may_wait = time.monotonic() < self._join_by_s
         if stream and not stream.is_warm and may_wait and self._membership.has_others():
             return
-        self._scheduler.remove_job("join")
         if not self._is_stopping:
             self._membership.start()
+        self._scheduler.remove_job("join")
 
     def stop(self) -> None:
         """Finish the ticks and the batch in flight, leave the group, end Spark."""

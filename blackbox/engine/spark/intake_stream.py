@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from threading import Event, Lock, Thread
-from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,12 +20,12 @@ from blackbox.engine.spark.intake_task import IntakeTask
 from blackbox.engine.spark.kafka_source import FORMAT, kafka_source, reachable
 from blackbox.engine.spark.read_costs import ReadCosts
 from blackbox.engine.spark.readings import Readings
-from blackbox.engine.spark.silent_shards import SilentShards, log_changes
+from blackbox.engine.spark.silent_shards import SilentShards
 from blackbox.engine.spark.start_positions import StartPositions
 from blackbox.engine.spark.stored import Stored
+from blackbox.engine.spark.unread_shards import UnreadShards
 from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import in_one_line
 from blackbox.spark.task_io import REPORT, reports
@@ -36,19 +35,11 @@ logger = logging.getLogger("blackbox.spark.intake")
 BATCH_RECORDS = 500_000
 
 LOOK_S = 0.25  # at the query it is a call of the JVM
-# How often it is checked whether shards can still be read, and how long one that was left behind waits.
-CHECK_S = 1.0
+CHECK_S = 1.0  # whether shards can still be read
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-
-
-class _Behind(NamedTuple):
-    """Why a shard was left behind, and until when it stays so."""
-
-    why: str
-    until_s: float
 
 
 @dataclass(eq=False, repr=False)
@@ -75,10 +66,10 @@ class IntakeStream:
         self._task = IntakeTask(self.run, self.settings, self.access)
         self._wanted: frozenset[Shard] = frozenset()
         self._in_query: frozenset[Shard] = frozenset()
-        self._behind: dict[Shard, _Behind] = {}
-        self._why_silent: dict[Shard, str] = {}
-        self._silent = SilentShards(self.access)
-        self._positions = StartPositions(self.settings.redis_url.get_secret_value(), self._silent)
+        self._reached: dict[Shard, int] = {}
+        silent = SilentShards(self.access)
+        self._unread = UnreadShards(silent, self.metrics)
+        self._positions = StartPositions(self.settings.redis_url.get_secret_value(), silent)
         self._ends = Ends(self.access)
         self._stopping = Event()
         self._changed = Event()
@@ -107,8 +98,7 @@ class IntakeStream:
 
     def why_not_read(self) -> dict[Shard, str]:
         """The reason for each shard that is to be read and cannot be."""
-        behind = {shard: left.why for shard, left in self._behind.items()}
-        return self._why_silent | behind | self._silent.why()
+        return self._unread.why()
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the batch in flight, then end; False when that takes longer."""
@@ -147,43 +137,43 @@ class IntakeStream:
             readings.use(self.tasks())
             self._retain_only(wanted, readings)
             if time.monotonic() - checked_s > CHECK_S:
-                self._check(wanted, readings)
+                self._look(wanted, readings)
                 checked_s = time.monotonic()
-            self._begin(wanted - readings.shards() - self._why_silent.keys(), readings)
-            self._show_unread(wanted)
+            else:
+                self._look(wanted - readings.shards() - self._unread.unreachable(), readings)
+            self._unread.show(self._wanted)
             self._changed.wait(LOOK_S)
         failure = query.exception()
         if failure is not None:
             raise failure
 
     def _retain_only(self, wanted: frozenset[Shard], readings: Readings) -> None:
-        self._silent.retain_only(wanted)
+        self._unread.retain_only(wanted)
         with self._lock:
-            self._behind = {shard: left for shard, left in self._behind.items() if shard in wanted}
             self._end(readings.shards() - wanted, readings)
 
-    def _check(self, wanted: frozenset[Shard], readings: Readings) -> None:
-        """End the shards that cannot be read any more."""
-        _, silent = self._reachable(self._positions.of_each(wanted))
-        before, self._why_silent = self._why_silent, silent
-        log_changes(before, silent)
+    def _look(self, shards: frozenset[Shard], readings: Readings) -> None:
+        """Begin those of these shards that can be read, and end those that cannot be read any more."""
+        reached = self._reached  # before the positions are asked for
+        found = self._positions.of_each(shards)
+        positions = {shard: at for shard, at in found.items() if isinstance(at, int)}
+        can, cannot = self._reachable(positions)
+        self._unread.looked_at(shards, cannot)
+        # Redis was rolled back: the plan is ahead, and would wait for a new record.
+        back = {shard for shard, at in positions.items() if at < reached.get(shard, 0)}
         with self._lock:
-            self._end(silent.keys(), readings)
-
-    def _begin(self, missing: frozenset[Shard], readings: Readings) -> None:
-        """Begin the shards that can be read now."""
-        now_s = time.monotonic()
-        waiting = {shard for shard, left in self._behind.items() if left.until_s > now_s}
-        starts = self._positions.of(missing - waiting)
-        ends, _ = self._reachable(starts)
-        if ends:
-            readings.begin({shard: starts[shard] for shard in ends})
+            self._end(cannot.keys() | back, readings)
+        starts = self._positions.readable({at: found[at] for at in shards - readings.shards()})
+        with self._lock:  # a batch may have left some behind since
+            begun = (starts.keys() & can) - self._unread.waiting()
+            if begun:
+                readings.begin({shard: starts[shard] for shard in begun})
 
     def _reachable(
-        self, positions: Mapping[Shard, int | RecoveryRequired | None]
+        self, positions: Mapping[Shard, int]
     ) -> tuple[frozenset[Shard], dict[Shard, str]]:
         """Which shards can be read from there on, and why some cannot."""
-        starts = {(*shard,): at for shard, at in positions.items() if isinstance(at, int)}
+        starts = {(*shard,): at for shard, at in positions.items()}
         ends, silent = reachable(self._ends, starts) if starts else ({}, {})
         return frozenset(Shard(*at) for at in ends), {Shard(*at): why for at, why in silent.items()}
 
@@ -191,11 +181,7 @@ class IntakeStream:
         if shards:
             readings.end(shards)
             self._in_query -= frozenset(shards)
-
-    def _show_unread(self, shards: Iterable[Shard]) -> None:
-        why_not = self.why_not_read()
-        for shard in shards:
-            self.metrics.show(shard, shard_unread=shard in why_not)
+            self._reached = {at: to for at, to in self._reached.items() if at not in shards}
 
     @contextmanager
     def _query(self) -> Iterator[tuple[StreamingQuery, Readings]]:
@@ -234,10 +220,14 @@ class IntakeStream:
     ) -> None:
         """Run a batch until every shard has all of it or is left behind."""
         for attempt in range(TRIES):
+            has_waited = False
             # without shards there is nothing to store, and the full Redis needs this process
             while readings.shards() and not self.has_room.wait(LOOK_S):
+                has_waited = True
                 if self._is_ending:
                     return
+            if has_waited and not readings.shards():
+                return  # all were lost meanwhile; those that come back begin at their positions
             with self._in_batch:
                 if self._is_ending:
                     return
@@ -265,30 +255,17 @@ class IntakeStream:
 
     def _record_stored(self, done: list[Stored], readings: Readings) -> None:
         for stored in done:
-            self.metrics.taken(stored.shard, stored.taken)
-            if stored.problem is not None:
-                self._record_problem(stored, stored.problem, readings)
-            elif stored.shard in self._behind:
+            shard, problem = stored.shard, stored.problem
+            self.metrics.taken(shard, stored.taken)
+            if problem is None:
+                self._unread.took(shard)
                 with self._lock:
-                    self._behind = {at: w for at, w in self._behind.items() if at != stored.shard}
-                logger.info("%s is read again", stored.shard)
-
-    def _record_problem(self, stored: Stored, problem: str, readings: Readings) -> None:
-        shard = stored.shard
-        if stored.is_silent:
-            self._silent.leave(shard, problem)
-        elif stored.is_behind:
-            if shard not in self._behind:
-                logger.warning(
-                    "%s cannot take the batch: %s; the other shards continue", shard, problem
-                )
-            with self._lock:
-                until_s = time.monotonic() + CHECK_S
-                self._behind = self._behind | {shard: _Behind(problem, until_s)}
-        elif stored.is_full:
-            self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
-        else:
-            logger.warning("%s: %s; reading it again", shard, problem)
-        if stored.is_silent or stored.is_behind:
-            with self._lock:
-                self._end([shard], readings)
+                    self._reached = self._reached | {shard: stored.position}
+            elif stored.is_silent or stored.is_behind:
+                self._unread.leave_out(stored, problem)
+                with self._lock:
+                    self._end([shard], readings)
+            elif stored.is_full:
+                self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
+            else:
+                logger.warning("%s: %s; reading it again", shard, problem)

@@ -48,10 +48,15 @@ class ReadCosts:
     def note(self, done: Iterable[Stored]) -> None:
         """Note what the tasks of a batch measured, unless a problem held them up."""
         for one in done:
-            is_known = one.offsets >= LEAST_OFFSETS or (one.offsets and one.seconds >= LEAST_S)
-            if is_known and one.problem is None:
-                before_s = self._costs.get(one.shard, FIRST_COST_S)
-                self._costs[one.shard] = max(one.seconds / one.offsets, before_s / MOST_CHEAPER)
+            if one.problem is not None or not one.offsets:
+                continue
+            cost_s = one.seconds / one.offsets
+            before_s = self._costs.get(one.shard, FIRST_COST_S)
+            is_known = one.offsets >= LEAST_OFFSETS or one.seconds >= LEAST_S
+            # Fixed costs make it too high, never too low. Without this, a shard that was slow once would
+            # get short ranges for good.
+            if is_known or cost_s < before_s:
+                self._costs[one.shard] = max(cost_s, before_s / MOST_CHEAPER)
         rows = [[*shard, cost] for shard, cost in self._costs.items()]
         write_whole(self.path, orjson.dumps(rows))
 

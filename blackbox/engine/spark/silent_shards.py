@@ -75,11 +75,3 @@ class SilentShards:
                 self._omissions[shard] = left._replace(until_s=now + left.pause_s, is_out=is_out)
         for shard in given:
             logger.info("%s can be read again", shard)
-
-
-def log_changes(before: Mapping[Shard, str], now: Mapping[Shard, str]) -> None:
-    """Log which shards cannot be read since the last look, and which can be read again."""
-    for shard in now.keys() - before.keys():
-        logger.warning("%s cannot be read: %s; the other shards continue", shard, now[shard])
-    for shard in before.keys() - now.keys():
-        logger.info("%s can be read again", shard)

@@ -16,6 +16,9 @@ logger = logging.getLogger("blackbox.spark.intake")
 # Shards are asked about in parallel, so that a silent node of Redis delays few others.
 ASKED_AT_ONCE = 8
 
+Position = int | RecoveryRequired | None
+"""The next offset to be read; or why it is not known; None while requests of the shard cannot be stored."""
+
 
 class StartPositions:
     """The positions of shards, without those that cannot be read: their index is not ready, or they are `silent`."""
@@ -25,22 +28,21 @@ class StartPositions:
         self._silent = silent
         self._logged: str | None = None
 
-    def of(self, wanted: Collection[Shard]) -> dict[Shard, int]:
-        """The position of each of these shards that can be read now."""
-        found = self.of_each(wanted)
-        ready = {shard: at for shard, at in found.items() if isinstance(at, int)}
-        self._silent.check(ready)
-        self._log({at: why for at, why in found.items() if isinstance(why, RecoveryRequired)})
-        return {shard: ready[shard] for shard in ready.keys() - self._silent.why().keys()}
-
-    def of_each(self, wanted: Collection[Shard]) -> dict[Shard, int | RecoveryRequired | None]:
-        """The position of each of these shards; None while its requests cannot be stored."""
+    def of_each(self, wanted: Collection[Shard]) -> dict[Shard, Position]:
+        """The position of each of these shards."""
         if not wanted:
             return {}
         with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
             return dict(zip(wanted, threads.map(self._one, wanted), strict=True))
 
-    def _one(self, shard: Shard) -> int | RecoveryRequired | None:
+    def readable(self, found: Mapping[Shard, Position]) -> dict[Shard, int]:
+        """Those of these positions from which shards can be read now."""
+        ready = {shard: at for shard, at in found.items() if isinstance(at, int)}
+        self._silent.check(ready)
+        self._log({at: why for at, why in found.items() if isinstance(why, RecoveryRequired)})
+        return {shard: ready[shard] for shard in ready.keys() - self._silent.why().keys()}
+
+    def _one(self, shard: Shard) -> Position:
         try:
             positions = self._inspector.positions(shard)
             is_ready = positions is not None and self._inspector.is_ready(shard)

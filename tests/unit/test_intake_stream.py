@@ -1,0 +1,144 @@
+"""Which shards the Spark engine's intake reads, without Spark, Kafka or Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import generate_latest
+from pyspark.sql import DataFrame, SparkSession
+
+from blackbox.config.settings import load
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.spark import intake_stream
+from blackbox.engine.spark.intake_stream import IntakeStream
+from blackbox.engine.spark.read_costs import ReadCosts
+from blackbox.engine.spark.readings import Readings, told_in
+from blackbox.engine.spark.start_positions import Position
+from blackbox.engine.spark.stored import NOTHING_TAKEN, Stored
+from blackbox.engine.spark.unread_shards import UnreadShards
+from blackbox.journal.ends import Offsets
+from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.records.request import Shard
+
+FIRST, SECOND = Shard("TB", 0), Shard("TB", 1)
+
+
+class FakePositions:
+    """Positions in Redis; `meanwhile` happens before they are used."""
+
+    def __init__(self, at: dict[Shard, int]) -> None:
+        self.at = at
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def of_each(self, shards: frozenset[Shard]) -> dict[Shard, int]:
+        return {shard: self.at[shard] for shard in shards}
+
+    def readable(self, found: Mapping[Shard, Position]) -> dict[Shard, int]:
+        self.meanwhile()
+        return {shard: at for shard, at in found.items() if isinstance(at, int)}
+
+
+class Intake:
+    """An intake stream and what its query would read."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def all_reachable(_: object, starts: Offsets) -> tuple[Offsets, dict[Any, str]]:
+            return starts, {}
+
+        monkeypatch.setattr(intake_stream, "reachable", all_reachable)
+        self.positions = FakePositions({FIRST: 100, SECOND: 100})
+        self.readings = Readings(folder / "readings.json", tasks=2)
+        self.costs = ReadCosts(folder / "costs.json")
+        self.has_room = Event()
+        self.has_room.set()
+        self.metrics = Metrics()
+        source = SimpleNamespace(register=lambda _: None)
+        self.stream = IntakeStream(
+            cast(SparkSession, SimpleNamespace(dataSource=source)),
+            load(kafka_bootstrap_servers="127.0.0.1:1"), KafkaAccess("127.0.0.1:9092", "blackbox"), self.metrics, "run",
+            has_room=self.has_room, tasks=lambda: 2, pause_intake=print,
+        )  # fmt: skip
+        monkeypatch.setattr(self.stream, "_positions", self.positions)
+
+    def look(self) -> None:
+        self.stream._look(frozenset(self.positions.at), self.readings)
+
+    def store(self, *done: Stored) -> None:
+        self.stream._record_stored(list(done), self.readings)
+
+    def begun(self, shard: Shard) -> int | None:
+        found = told_in(self.readings.path).begun.get(shard)
+        return None if found is None else found.start
+
+
+@pytest.fixture
+def intake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Intake:
+    return Intake(tmp_path, monkeypatch)
+
+
+def stored(shard: Shard, position: int) -> Stored:
+    return Stored(shard, NOTHING_TAKEN, position)
+
+
+def test_a_shard_begins_again_when_redis_is_behind_what_was_stored(intake: Intake) -> None:
+    intake.look()
+    assert (intake.begun(FIRST), intake.begun(SECOND)) == (100, 100)
+    intake.store(stored(FIRST, 200), stored(SECOND, 200))
+    intake.positions.at = {FIRST: 200, SECOND: 150}
+
+    intake.look()
+
+    assert (intake.begun(FIRST), intake.begun(SECOND)) == (100, 150)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_shard_that_a_batch_leaves_out_is_not_begun_at_the_same_time(
+    intake: Intake, is_silent: bool
+) -> None:
+    failed = stored(FIRST, 100)._replace(problem="no answer", is_silent=is_silent, is_behind=True)
+    intake.positions.meanwhile = lambda: intake.store(failed)
+
+    intake.look()
+
+    assert intake.begun(FIRST) is None
+    assert intake.begun(SECOND) == 100
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_that_waits_for_room_ends_when_all_of_its_shards_are_lost(intake: Intake) -> None:
+    batch = SimpleNamespace(collect=lambda: pytest.fail("a full Redis is written to"))
+    intake.has_room.clear()
+    intake.look()
+    running = Thread(
+        target=intake.stream._run_batch,
+        args=(intake.readings, intake.costs, cast(DataFrame, batch), 0),
+    )
+    running.start()
+
+    intake.readings.end([FIRST])
+    running.join(0.5)
+    assert running.is_alive()
+    intake.readings.end([SECOND])
+    running.join()
+
+
+def test_a_lost_shard_is_no_longer_shown_as_unread(intake: Intake) -> None:
+    unread: UnreadShards = intake.stream._unread
+    unread.looked_at([FIRST], {FIRST: "has no leader"})
+    unread.show(frozenset([FIRST, SECOND]))
+    assert 'blackbox_shard_unread{shard="TB-0"} 1.0' in shown(intake)
+
+    unread.retain_only([SECOND])
+    unread.show(frozenset([SECOND]))
+
+    assert 'blackbox_shard_unread{shard="TB-0"}' not in shown(intake)
+    assert 'blackbox_shard_unread{shard="TB-1"} 0.0' in shown(intake)
+
+
+def shown(intake: Intake) -> str:
+    return generate_latest(intake.metrics.registry).decode()
