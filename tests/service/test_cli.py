@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -50,7 +51,19 @@ def blackbox(environment: Mapping[str, str], *arguments: str, stdin: bytes = b""
     clean = dict.fromkeys(name for name in os.environ if name.startswith("BLACKBOX_"))
     result = CliRunner().invoke(app, arguments, env={**clean, **environment}, input=stdin)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    release_frames(result.exception)
     return Answer(result.exit_code, result.stdout, result.stderr.splitlines())
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Release what the frames of a failed command hold.
+
+    They are in cycles (of `contextlib`), and hold Kafka clients. Dozens of these would try to connect
+    until the next garbage collection, with two processors.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class Deployment(NamedTuple):
