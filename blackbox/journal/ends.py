@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from threading import RLock, Thread
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -67,6 +68,7 @@ class Ends:
         self._monitor: ConnectionMonitor | None = None
         self._watched: Offsets = {}
         self._watched_s = 0.0
+        self._watching = RLock()
         self._silent_until: dict[Partition, tuple[RecoveryRequired, float]] = {}
         self._unwatched: dict[Partition, float] = {}
 
@@ -90,8 +92,6 @@ class Ends:
         for 30 s.
         """
         now = time.monotonic()
-        if now - self._watched_s > UNUSED_S:
-            self._drop_watcher()
         wanted = list(partitions)
         known = {at: self._silent_until[at] for at in wanted if at in self._silent_until}
         lost = {at: why for at, (why, until_s) in known.items() if until_s > now}
@@ -115,11 +115,13 @@ class Ends:
             self._drop_watcher()
             time.sleep(timeout_s)
             return False
-        now = self._watched_s = time.monotonic()
+        now = time.monotonic()
         self._unwatched = {at: until_s for at, until_s in self._unwatched.items() if until_s > now}
         watched = {at: offset for at, offset in positions.items() if at not in self._unwatched}
         # The broker does the waiting, so an idle wait costs almost nothing.
-        message = self._watch(watched).poll(timeout_s)
+        with self._watching:
+            message = self._watch(watched).poll(timeout_s)
+            self._watched_s = time.monotonic()
         error = message.error() if message is not None else None
         # A position out of range counts as a record: the reader reports what is missing there.
         if message is None or error is None or error.code() in OUT_OF_RANGE:
@@ -229,6 +231,7 @@ class Ends:
                     "fetch.queue.backoff.ms": 1,
                 },
             )
+            Thread(target=self._drop_if_unused, args=(self._watcher,), daemon=True).start()
         moved = self._watched.items() - positions.items()
         if moved:
             self._watcher.incremental_unassign([TopicPartition(*at) for at, _ in moved])
@@ -244,9 +247,18 @@ class Ends:
             self._asking = None
 
     def _drop_watcher(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-        self._watcher, self._monitor, self._watched = None, None, {}
+        with self._watching:
+            if self._watcher is not None:
+                self._watcher.close()
+            self._watcher, self._monitor, self._watched = None, None, {}
+
+    def _drop_if_unused(self, watcher: Consumer) -> None:
+        """Drop this watcher once nobody has waited for a while: a batch may take hours if Redis is full."""
+        while self._watcher is watcher:
+            time.sleep(UNUSED_S / 2)
+            with self._watching:
+                if self._watcher is watcher and time.monotonic() - self._watched_s > UNUSED_S:
+                    self._drop_watcher()
 
 
 def _leader(metadata: TopicMetadata, topic: str, partition: int) -> int | RecoveryRequired:

@@ -1877,6 +1877,19 @@ BUGS = (
         ("tests/unit/test_batch_size.py",),
     ),
     Bug(
+        "tries-again-without-shards",
+        "Spark: a batch is tried again although all of its shards were lost. It is written to a full Redis.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            if not readings.shards() and (attempt > 0 or self.is_warm):\n",
+                "            if not readings.shards() and self.is_warm:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_intake_stream.py",),
+    ),
+    Bug(
         "plan-ahead-of-redis",
         "Spark: after a rollback of Redis, what it lost is read again only when a new record comes.",
         (
@@ -1895,8 +1908,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/kafka_source.py",
-                "        at: before[at].end if at in before and before[at].begun == now else now.start\n",
-                "        at: before[at].end if at in before else now.start\n",
+                "            is_new = at not in before or before[at].begun != begun\n",
+                "            is_new = at not in before\n",
             ),
         ),
         (),

@@ -329,7 +329,7 @@ def test_the_same_range_again_changes_nothing(place: Place) -> None:
 
     assert again == in_another_process
     assert again[place.shard] == Stored(place.shard, NOTHING, 7)
-    assert place.run(at(place.shard, 1, 3))[place.shard] == Stored(place.shard, NOTHING, 7)
+    assert place.run(at(place.shard, 1, 3))[place.shard] == Stored(place.shard, NOTHING, 3)
     assert place.held() == before
 
 

@@ -23,6 +23,7 @@ from blackbox.engine.spark.stored import NOTHING_TAKEN, Stored
 from blackbox.engine.spark.unread_shards import UnreadShards
 from blackbox.journal.ends import Offsets
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
 
 FIRST, SECOND = Shard("TB", 0), Shard("TB", 1)
@@ -71,6 +72,14 @@ class Intake:
     def store(self, *done: Stored) -> None:
         self.stream._record_stored(list(done), self.readings)
 
+    def run(self, batch: DataFrame) -> None:
+        self.stream._run_batch(self.readings, self.costs, batch, 0)
+
+    def warm_up(self) -> None:
+        """Run a query's first batch, which has no shards."""
+        self.run(batch(list))
+        assert self.stream.is_warm
+
     def begun(self, shard: Shard) -> int | None:
         found = told_in(self.readings.path).begun.get(shard)
         return None if found is None else found.start
@@ -109,15 +118,20 @@ def test_a_shard_that_a_batch_leaves_out_is_not_begun_at_the_same_time(
     assert intake.begun(SECOND) == 100
 
 
+def batch(collect: Callable[[], object]) -> DataFrame:
+    return cast(DataFrame, SimpleNamespace(collect=collect))
+
+
+def fails() -> None:
+    pytest.fail("Redis is written to")
+
+
 @pytest.mark.timeout(60)
 def test_a_batch_that_waits_for_room_ends_when_all_of_its_shards_are_lost(intake: Intake) -> None:
-    batch = SimpleNamespace(collect=lambda: pytest.fail("a full Redis is written to"))
+    intake.warm_up()
     intake.has_room.clear()
     intake.look()
-    running = Thread(
-        target=intake.stream._run_batch,
-        args=(intake.readings, intake.costs, cast(DataFrame, batch), 0),
-    )
+    running = Thread(target=intake.run, args=(batch(fails),))
     running.start()
 
     intake.readings.end([FIRST])
@@ -125,6 +139,31 @@ def test_a_batch_that_waits_for_room_ends_when_all_of_its_shards_are_lost(intake
     assert running.is_alive()
     intake.readings.end([SECOND])
     running.join()
+
+
+def test_a_batch_whose_shards_were_lost_is_not_tried_again(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def lose() -> object:
+        tried.append(1)
+        intake.readings.end([FIRST, SECOND])
+        return []
+
+    failed = stored(FIRST, 100)._replace(problem="no room", is_full=True)
+    monkeypatch.setattr(intake_stream, "reports", lambda _: [failed])
+    intake.look()
+    intake.run(batch(lose))
+    assert tried == [1]
+
+
+def test_no_batch_begins_after_a_stop(intake: Intake) -> None:
+    intake.look()
+    intake.stream._stopping.set()
+    intake.run(batch(fails))
+    intake.has_room.clear()
+    intake.run(batch(fails))
 
 
 def test_a_lost_shard_is_no_longer_shown_as_unread(intake: Intake) -> None:
@@ -138,6 +177,20 @@ def test_a_lost_shard_is_no_longer_shown_as_unread(intake: Intake) -> None:
 
     assert 'blackbox_shard_unread{shard="TB-0"}' not in shown(intake)
     assert 'blackbox_shard_unread{shard="TB-1"} 0.0' in shown(intake)
+
+
+def test_a_shard_stays_unreachable_while_redis_does_not_answer(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_stream, "reachable", lambda *_: ({}, {FIRST: "has no leader"}))
+    intake.positions.at = {FIRST: 100}
+    intake.look()
+    assert intake.stream.why_not_read() == {FIRST: "has no leader"}
+
+    monkeypatch.setattr(intake.positions, "of_each", lambda _: {FIRST: IndexLost("no answer")})
+    intake.look()
+
+    assert intake.stream.why_not_read() == {FIRST: "has no leader"}
 
 
 def shown(intake: Intake) -> str:

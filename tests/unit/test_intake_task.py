@@ -13,6 +13,7 @@ from confluent_kafka import Message
 
 from blackbox.config.settings import load
 from blackbox.config.wiring import kafka
+from blackbox.core.plan import Positions
 from blackbox.core.settlement import Settlement
 from blackbox.engine.spark import intake_task as module
 from blackbox.engine.spark.intake_task import IntakeTask
@@ -45,14 +46,14 @@ def request(offset: int, countdown_s: int, *, replaces: int | None = None) -> Me
     return Message(SHARD.topic, SHARD.partition, offset, None, value, headers, None, (1, NOW_MS))
 
 
-Run = Callable[[Message], Stored]
+Run = Callable[..., Stored]
 
 
 @pytest.fixture
 def run(
     connections: redis.ConnectionPool, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Run]:
-    """Run a task, in a Python worker of its own, for a range with this record."""
+    """Run a task for a range with this record; in a Python worker of its own, or in the one before."""
     started: list[module._Intakes] = []
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url="redis://127.0.0.1:1/0")
     monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.0)
@@ -61,14 +62,15 @@ def run(
     monkeypatch.setattr(module._Intakes, "_topic_id", lambda *_: None)
     monkeypatch.setattr(module._Intakes, "_observe", lambda _: None)
 
-    def run_task(message: Message) -> Stored:
+    def run_task(message: Message, *, in_the_same: bool = False) -> Stored:
         def read(_: Any, ranges: list[Range], *__: Any) -> Iterator[Chunk]:
             yield Chunk(ranges[0], ranges[0].start, ranges[0].end, [message])
 
         monkeypatch.setattr(module, "read_ranges", read)
         offset = message.offset() or 0
         planned = Range(*SHARD, offset, offset + 1)._asdict()
-        started.append(module._Intakes(IntakeTask("run", settings, kafka(settings))))
+        if not in_the_same:
+            started.append(module._Intakes(IntakeTask("run", settings, kafka(settings))))
         [stored] = started[-1].take_in(iter([pa.RecordBatch.from_pylist([planned])]))
         return stored
 
@@ -96,3 +98,17 @@ def test_a_request_that_was_delivered_before_redis_went_back_is_not_replaced(
     assert run(request(1, 90, replaces=0)).problem is None
     assert held(client).offsets() == [1]
     assert entries.decode(held(client).payloads[1]).reason == "too-late"
+
+
+def test_a_worker_does_not_report_a_position_from_before_the_topic_was_recreated(
+    run: Run, index: ShardIndex, client: Any
+) -> None:
+    run(request(0, 60))
+    run(request(1, 60), in_the_same=True)
+    client.flushall()
+    index.load()
+    index.begin(Positions(1, 0))
+
+    late = run(request(0, 60), in_the_same=True)
+
+    assert (late.problem, late.position) == (None, 1)

@@ -158,7 +158,7 @@ class IntakeStream:
         found = self._positions.of_each(shards)
         positions = {shard: at for shard, at in found.items() if isinstance(at, int)}
         can, cannot = self._reachable(positions)
-        self._unread.looked_at(shards, cannot)
+        self._unread.looked_at(positions.keys(), cannot)
         # Redis was rolled back: the plan is ahead, and would wait for a new record.
         back = {shard for shard, at in positions.items() if at < reached.get(shard, 0)}
         with self._lock:
@@ -220,16 +220,14 @@ class IntakeStream:
     ) -> None:
         """Run a batch until every shard has all of it or is left behind."""
         for attempt in range(TRIES):
-            has_waited = False
             # without shards there is nothing to store, and the full Redis needs this process
             while readings.shards() and not self.has_room.wait(LOOK_S):
-                has_waited = True
-                if self._is_ending:
+                if self._is_over():
                     return
-            if has_waited and not readings.shards():
+            if not readings.shards() and (attempt > 0 or self.is_warm):
                 return  # all were lost meanwhile; those that come back begin at their positions
             with self._in_batch:
-                if self._is_ending:
+                if self._is_over():
                     return
                 began = time.monotonic()
                 # Each try runs all tasks again: records below the position change nothing.
@@ -245,6 +243,9 @@ class IntakeStream:
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
+
+    def _is_over(self) -> bool:
+        return self._is_ending or self._stopping.is_set()
 
     def _note_read(self, shards: frozenset[Shard], readings: Readings) -> None:
         with self._lock:

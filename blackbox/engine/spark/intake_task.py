@@ -174,14 +174,15 @@ class _Intakes:
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, while_busy: Callable[[], None]
     ) -> tuple[Taken, int]:
-        """Store a batch, after what is missing before it; returns what was taken and the position reached."""
+        """Store a batch, after what is missing before it; returns what was taken and how far Redis is at least."""
         index, intake = self._open_shard(shard)
         try:
             taken = intake.store(parsed, self._clock.latest_ms(), while_busy)
         except PositionsMoved:  # Redis was rolled back, or an earlier batch was not stored
             before = self._read_up_to(parsed.start, shard, index, intake)
             taken = sum_of(before, intake.store(parsed, self._clock.latest_ms()))
-        return taken, index.positions.requests
+        # Not the index's position: this worker may remember one from before the topic was recreated.
+        return taken, parsed.end
 
     def _read_up_to(self, start: int, shard: Shard, index: ShardIndex, intake: Intake) -> Taken:
         """Read again what is missing before `start`."""

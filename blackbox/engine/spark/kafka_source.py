@@ -125,7 +125,8 @@ class StreamReader(DataSourceStreamReader):
                 ranges.append(Range(*at, first, stop))
         tasks = told_in(self.readings).tasks
         if not ranges:
-            return [Ranges(())] * tasks  # a query without shards warms up the workers
+            # A query begins without shards, and so warms up the workers.
+            return [Ranges(())] * (1 if before else tasks)
         return packed(ranges, tasks, costs_in(self.costs))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

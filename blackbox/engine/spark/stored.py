@@ -15,7 +15,7 @@ NOTHING_TAKEN = Taken(0, 0, 0, 0, None)
 class Stored(NamedTuple):
     """`problem` says why not all of the shard's records are in the index.
 
-    `position` is the next offset to be read, as far as the task knows. `is_full`: Redis has no room.
+    Everything below `position` is in the index, as far as the task knows. `is_full`: Redis has no room.
     `is_behind`: Kafka does not return the records, or the index does not exist yet or belongs to something
     else; this does not concern other shards. `is_silent`: Kafka did not answer, and the other shards of
     the batch had to wait for that as well. `offsets` were read and stored in `seconds`.
