@@ -1,0 +1,43 @@
+"""The bugs that are put into the product, by the room that each of them changes first."""
+
+from __future__ import annotations
+
+from tests.mutations.bugs import (
+    admin,
+    api,
+    cli,
+    client,
+    core,
+    embedded,
+    engine,
+    formats,
+    index,
+    jobs,
+    journal,
+    rebind,
+    records,
+    rules,
+    spark,
+)
+from tests.mutations.bugs.bug import Bug, Change
+
+__all__ = ["BUGS", "Bug", "Change"]
+
+ROOMS = (
+    records,
+    formats,
+    rules,
+    index,
+    core,
+    journal,
+    rebind,
+    engine,
+    spark,
+    jobs,
+    api,
+    admin,
+    cli,
+    client,
+    embedded,
+)
+BUGS: tuple[Bug, ...] = tuple(bug for room in ROOMS for bug in room.BUGS)

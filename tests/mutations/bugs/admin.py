@@ -1,0 +1,90 @@
+"""Bugs in `blackbox/admin`."""
+
+from __future__ import annotations
+
+from tests.mutations.bugs.bug import Bug, Change
+
+BUGS = (
+    Bug(
+        "replay-replaces",
+        "A replay of a dead letter replaces a newer pending request with the same id.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "            left.update(conflicts(self.lookup, replays))\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py",),
+    ),
+    Bug(
+        "replay-past-hidden-requests",
+        "A replay of a dead letter replaces a request with the same id that an open transaction hides from the service.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "        left = {shard: reader.log_end(*shard) for shard in shards}\n",
+                "        left = {shard: reader.bounds(*shard).end for shard in shards}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py::test_a_letter_is_not_replayed_past_requests_that_an_open_transaction_hides",
+        ),
+    ),
+    Bug(
+        "replay-waits-for-markers",
+        "A replay of a dead letter is refused until another request follows the transaction of the replay before it.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "    return not any(found for found, _ in reader.read(*shard, max(start, position), end))\n",
+                "    return False\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_dead_letters.py::test_offsets_without_a_record_do_not_delay_a_replay",),
+    ),
+    Bug(
+        "pages-without-a-bound",
+        "A page of pending requests has a thousand requests, regardless of their size.",
+        (
+            Change(
+                "admin/pending.py",
+                "        is_full = len(found) == limit or found_bytes >= MOST_BYTES\n",
+                "        is_full = len(found) == limit\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_inspector.py",),
+    ),
+    Bug(
+        "earlier-failure-reported",
+        "Over HTTP, a request is reported as failed because an earlier cancel failed. It was written, and a retry delivers it twice.",
+        (
+            Change(
+                "admin/request_topics_writer.py",
+                "            writer.wait_for(written)\n",
+                "            writer.flush()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_changes.py::test_a_request_is_written_after_a_cancel_that_kafka_refused",
+        ),
+    ),
+    Bug(
+        "replay-as-promotion",
+        "A replay of a dead letter keeps the headers by which blackbox marks its own records.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN)",
+                "headers[end - 1][0] in (REPLACES,)",
+            ),
+        ),
+        (),
+        ("tests/unit/test_replayed_records.py",),
+    ),
+)

@@ -1,0 +1,261 @@
+"""Bugs in `blackbox/engine`."""
+
+from __future__ import annotations
+
+from tests.mutations.bugs.bug import Bug, Change
+
+BUGS = (
+    Bug(
+        "trimmed-before-the-mark",
+        "Journals are trimmed up to a mark that is not in Kafka yet.",
+        (
+            Change(
+                "engine/shard_session.py",
+                "            return written.result(WRITTEN_WITHIN_S)\n",
+                "            from blackbox.core.low_water import next_mark\n\n"
+                "            return next_mark(session.low_water.last, walk.positions, walk.lowest)\n",
+            ),
+        ),
+        ("Redis emptied after a trim",),
+    ),
+    Bug(
+        "left-behind-for-good",
+        "Spark: a shard that was left behind is never read again.",
+        (
+            Change(
+                "engine/spark/unread_shards.py",
+                "        behind = [shard for shard, left in self._behind.items() if left.until_s > now_s]\n",
+                "        behind = list(self._behind)\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_intake_stream.py",),
+    ),
+    Bug(
+        "gone-forgotten-too-early",
+        "Requests that retention removed are forgotten before they are counted: not at all, if the opening then fails.",
+        (
+            Change(
+                "engine/shard_owner.py",
+                "            recovered = session.recovery.open()\n",
+                "            recovered = session.recovery.open()\n            session.index.forget_gone()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_shard_owner.py"
+            "::test_requests_that_retention_removed_are_counted_once_although_an_opening_fails_late",
+        ),
+    ),
+    Bug(
+        "silence-holds-up-each-batch",
+        "Spark: a partition from which Kafka returns nothing stays in the query.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            elif stored.is_silent or stored.is_behind:\n",
+                "            elif stored.is_behind and not stored.is_silent:\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_intake_stream.py",),
+    ),
+    Bug(
+        "much-takes-from-little",
+        "Spark: partitions get shares of a batch in proportion to their backlogs. A large backlog delays the small ones.",
+        (
+            Change(
+                "engine/spark/batch_size.py",
+                "            return share\n",
+                "            return amounts[-1] * most / sum(amounts)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py",),
+    ),
+    Bug(
+        "size-for-length",
+        "Spark: the cost of large records is not noted. Batches of them take minutes.",
+        (
+            Change(
+                "engine/spark/read_costs.py",
+                "                self._costs[one.shard] = max(cost_s, before_s / MOST_CHEAPER)\n",
+                "                self._costs[one.shard] = before_s / MOST_CHEAPER\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py::test_what_a_task_measured_is_known_to_the_next_plan",),
+    ),
+    Bug(
+        "takes-shards-while-cold",
+        "Spark: a driver takes shards from others before it can read them. A rolling update stops them for most of a minute.",
+        (
+            Change(
+                "engine/spark/driver.py",
+                "and self._membership.has_others():\n            return\n",
+                "and self._membership.has_others():\n            pass\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_driver_takes_shards_from_others_only_when_it_is_warm",
+        ),
+    ),
+    Bug(
+        "slow-once-slow-for-good",
+        "Spark: a short range never lowers the cost of a partition. One that was slow once is read in short ranges for good.",
+        (
+            Change(
+                "engine/spark/read_costs.py",
+                "            if is_known or cost_s < before_s:\n",
+                "            if is_known:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_batch_size.py",),
+    ),
+    Bug(
+        "tries-again-without-shards",
+        "Spark: a batch is tried again although all of its shards were lost. It is written to a full Redis.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            if not readings.shards() and (attempt > 0 or self.is_warm):\n",
+                "            if not readings.shards() and self.is_warm:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_intake_stream.py::test_a_batch_whose_shards_were_lost_is_not_tried_again",
+        ),
+    ),
+    Bug(
+        "plan-ahead-of-redis",
+        "Spark: after a rollback of Redis, what it lost is read again only when a new record comes.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            self._end(cannot.keys() | back, readings)\n",
+                "            self._end(cannot.keys(), readings)\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_intake_stream.py",),
+    ),
+    Bug(
+        "begins-where-the-plan-was",
+        "Spark: a shard that comes back is read from where its last batch ended, not from its position in Redis.",
+        (
+            Change(
+                "engine/spark/kafka_source.py",
+                "            is_new = at not in before or before[at].begun != begun\n",
+                "            is_new = at not in before\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_kafka_source.py"
+            "::test_a_partition_is_read_from_where_it_was_begun_last",
+        ),
+    ),
+    Bug(
+        "waits-for-room-without-shards",
+        "Spark: while Redis is full, a driver does not become warm, takes no shards, and delivers nothing.",
+        (
+            Change(
+                "engine/spark/intake_stream.py",
+                "            while readings.shards() and not self.has_room.wait(LOOK_S):\n",
+                "            while not self.has_room.wait(LOOK_S):\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_intake_stream.py"
+            "::test_a_stream_without_shards_warms_up_though_redis_is_full",
+        ),
+    ),
+    Bug(
+        "long-batches-beside-idle-partitions",
+        "Spark: a batch is long if records wait in one partition only. New requests of the others wait for its end.",
+        (
+            Change(
+                "engine/spark/batch_size.py",
+                "    waiting_s = {at: (end[at] - start[at]) * cost_s[at] for at in end}\n",
+                "    waiting_s = {at: n * cost_s[at] for at in end if (n := end[at] - start[at])}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_batch_size.py"
+            "::test_a_batch_is_sized_for_1_s_if_records_wait_in_one_partition_only",
+        ),
+    ),
+    Bug(
+        "large-records-count-as-small",
+        "Spark: partitions get equal numbers of records. A flood of large ones takes the time of the others.",
+        (
+            Change(
+                "engine/spark/batch_size.py",
+                "    cost_s = {at: costs.get(at, FIRST_COST_S) for at in end}\n",
+                "    cost_s = dict.fromkeys(end, max(costs.values(), default=FIRST_COST_S))\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_batch_size.py"
+            "::test_a_flood_of_large_records_takes_no_share_from_small_ones",
+        ),
+    ),
+    Bug(
+        "stuck-is-dead",
+        "A process is not live while a shard makes no progress. Kubernetes kills it during a long rebuild, or while Kafka is away.",
+        (
+            Change(
+                "engine/process.py",
+                "        return not self._scheduler.running or self._intake.is_alive()\n",
+                "        return not self.stuck()\n",
+            ),
+            Change(
+                "engine/spark/driver.py",
+                '`_check_every_second`."""\n        return True\n',
+                '`_check_every_second`."""\n        return not self.stuck()\n',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py::test_a_process_is_live_while_a_shard_opens_for_minutes",
+            "tests/unit/test_engines.py::test_a_driver_is_live_while_its_tasks_make_no_progress",
+        ),
+    ),
+    Bug(
+        "paused-for-a-week",
+        "After a pause, intake does not continue while requests for a later time use between 75 and 85 % of Redis' memory.",
+        (
+            Change(
+                "engine/redis_monitor.py",
+                "        elif used <= RESUME_AT or self._checks_between >= PATIENT_CHECKS:\n",
+                "        elif used <= RESUME_AT:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_redis_monitor.py::test_requests_for_next_week_do_not_pause_intake_for_good",
+        ),
+    ),
+    Bug(
+        "receipts-in-kafka-not-compared",
+        "Spark: after a rollback of Redis, a new worker replaces a request that was already delivered. Both are delivered.",
+        (
+            Change(
+                "engine/spark/intake_task.py",
+                "                is_behind=partial(self._has_receipt_since, shard),\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_intake_task.py::test_a_request_that_was_delivered_before_redis_went_back_is_not_replaced",
+        ),
+    ),
+)

@@ -1,0 +1,450 @@
+"""Bugs in `blackbox/index`."""
+
+from __future__ import annotations
+
+from tests.mutations.bugs.bug import Bug, Change
+
+BUGS = (
+    Bug(
+        "position-before-data",
+        "Intake writes the offset `requests` in one MULTI, and stores the requests in a later one.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "                if not is_in_flight and self._run_multi(\n"
+                "                    commands, while_busy if attempt == 0 else None\n"
+                "                ):\n",
+                "                moved = self._write_requests(end, b'largest', largest)\n"
+                "                if not is_in_flight and self._run_multi([moved]) and self._run_multi(commands):\n",
+            ),
+        ),
+        ("EXEC itself lost", "connections to Redis cut"),
+    ),
+    Bug(
+        "due-without-positions",
+        "Dispatch does not compare the position when it reads due requests.",
+        (
+            Change(
+                "index/guarded_index.py",
+                "            self._check(state, position)\n",
+                "",
+            ),
+        ),
+        ("Redis put back under living connections",),
+    ),
+    Bug(
+        "no-skip",
+        "Removals of requests that are not in the index yet are not stored in `skip`.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "unread = [offset for offset in removals if offset >= found.requests]",
+                "unread = [offset for offset in removals if offset >= found.requests + (1 << 60)]",
+            ),
+            Change(
+                "index/opening_changes.py",
+                "later = ended.bits_from(self.positions.requests)",
+                "later = ended.bits_from(1 << 60)",
+            ),
+        ),
+        ("Redis emptied", "Redis put back to an earlier state"),
+    ),
+    Bug(
+        "settle-without-positions",
+        "Writes to the index, such as the removal of delivered requests, do not compare the position.",
+        (
+            Change(
+                "index/guarded_index.py",
+                "        return self._check(*self._session.run(commands)[1:])\n",
+                "        return positions_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
+            ),
+        ),
+        ("Redis put back under living connections", "Redis emptied"),
+    ),
+    Bug(
+        "silent-reconnect",
+        "After a lost connection, blackbox connects to Redis again and repeats the commands, without a recovery.",
+        (
+            Change(
+                "index/connection.py",
+                "            while block := list(islice(coming, STREAM_COMMANDS)):\n",
+                "            commands = list(coming)\n"
+                '            if commands[:1] != [pack("MULTI")]:\n'
+                '                packed = [b"".join(commands)]\n'
+                "                try:\n"
+                "                    self._connection.send_packed_command(packed)\n"
+                "                    return self._read(len(commands))\n"
+                "                except (redis.ConnectionError, OSError):\n"
+                "                    self._connection.disconnect()\n"
+                "                    self._connection.send_packed_command(packed)\n"
+                "                    return self._read(len(commands))\n"
+                "            coming = iter(commands)\n"
+                "            while block := list(islice(coming, STREAM_COMMANDS)):\n",
+            ),
+        ),
+        ("Redis started with its last writes lost", "Redis put back to an earlier state"),
+        ("tests/service/test_lost_redis.py",),
+    ),
+    Bug(
+        "short-expiry",
+        "Payloads expire one second after the due time, even if no service runs.",
+        (
+            Change(
+                "index/command_builder.py",
+                "        return left_s + self._grace_s\n",
+                "        return left_s + 1\n",
+            ),
+        ),
+        ("service killed", "Kafka killed"),
+    ),
+    Bug(
+        "walk-without-token",
+        "A walk continues although the index was opened again.",
+        (Change("index/walk.py", "token != self._token or rebuild", "rebuild"),),
+        ("Redis put back to before a trim", "Redis emptied after a trim"),
+    ),
+    Bug(
+        "positions-after-the-walk",
+        "A walk returns the position that it read last, not the position at its start.",
+        (
+            Change(
+                "index/walk.py",
+                "        self._check(*about)\n        if scores.count",
+                "        self.positions = self._check(*about)\n        if scores.count",
+            ),
+        ),
+        ("Redis emptied after a trim",),
+    ),
+    Bug(
+        "walk-reconnects",
+        "A walk that loses its connection continues on a new connection.",
+        (
+            Change(
+                "index/walk.py",
+                "        self._token = token\n",
+                "        self._token = token\n        self._connections = connections\n",
+            ),
+            Change(
+                "index/walk.py",
+                "        scores, *about = self._session.run([look, *self._about()])\n",
+                "        try:\n"
+                "            scores, *about = self._session.run([look, *self._about()])\n"
+                "        except RecoveryRequired:\n"
+                "            self._session = RedisSession(self._connections, self._keys.state)\n"
+                "            scores, *about = self._session.run([look, *self._about()])\n",
+            ),
+        ),
+        ("Redis put back to before a trim",),
+    ),
+    Bug(
+        "walk-over-lost-due-times",
+        "A walk does not check whether the due times still exist.",
+        (Change("index/walk.py", "if sentinel is None or found", "if found"),),
+        ("due times deleted alone",),
+    ),
+    Bug(
+        "walk-with-requests-unread",
+        "A walk does not wait until all requests with a recorded verdict are read.",
+        (Change("index/walk.py", "known_to > self.positions.requests or ", ""),),
+        ("Redis full",),
+    ),
+    Bug(
+        "early-not-awaited",
+        "A walk does not wait until a replacement is read whose earlier request is already removed.",
+        (Change("index/walk.py", "*(int(name, 16) + 1 for name in early), ", ""),),
+        (),
+    ),
+    Bug(
+        "ignored-not-written",
+        "Intake does not record which conditional records did not count.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "        yield from self._add_members(self._keys.ignored, sorted(plan.ignored))\n",
+                "",
+            ),
+        ),
+        ("crash after a promotion was committed",),
+    ),
+    Bug(
+        "skip-left",
+        "Recovery keeps `skip` when it empties an index.",
+        (
+            Change(
+                "index/command_builder.py", "keys.refused, keys.skip, keys", "keys.refused, keys"
+            ),
+        ),
+        ("Redis put back to before a trim",),
+    ),
+    Bug(
+        "stored-by-anybody",
+        "Another process stores requests while the owner rebuilds the index.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "if state[2] is not None and (ended is None or state[2] != self._token):",
+                "if False:",
+            ),
+        ),
+        ("service killed while it rebuilds",),
+    ),
+    Bug(
+        "sentinel-not-checked",
+        "Recovery does not notice that only the due times were lost.",
+        (
+            Change(
+                "index/command_builder.py", "        if last != [SENTINEL]:", "        if False:"
+            ),
+        ),
+        ("due times deleted alone",),
+    ),
+    Bug(
+        "cold-marks-not-checked",
+        "Recovery and walks do not notice that only the bits of the cold tier were lost.",
+        (
+            Change(
+                "index/command_builder.py",
+                "if is_expected and not exists:",
+                "if key != keys.cold and is_expected and not exists:",
+            ),
+            Change("index/walk.py", "if int(cold or 0) > 0 and not segments:", "if False:"),
+        ),
+        (),
+    ),
+    Bug(
+        "emptied-unseen",
+        "An owner removes entries of an index before it checks that it is still the index that it loaded.",
+        (
+            Change(
+                "index/opening_changes.py",
+                "        while True:\n            self._watch_loaded()\n            names",
+                "        while True:\n            names",
+            ),
+            Change(
+                "index/opening_changes.py",
+                "            self._drop_payloads()\n            about",
+                "            self._drop_payloads()\n            self._watch_loaded()\n            about",
+            ),
+        ),
+        ("service frozen past its session, beside another",),
+    ),
+    Bug(
+        "memory-not-checked",
+        "Recovery does not notice that only `skip`, `moved` or `ended` was lost.",
+        (
+            Change(
+                "index/command_builder.py",
+                "if is_expected and not exists:",
+                "if key in (keys.ids, keys.cold) and is_expected and not exists:",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "moved-left",
+        "Dispatch does not remove an ended request from `moved`.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "        yield from zrem_chunks(self._keys.moved, done.origins)\n",
+                "",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "refused-records-are-pending",
+        "A request without a payload counts as pending, also if it was refused: a cancel ends its dead letter.",
+        (
+            Change(
+                "index/lookups.py",
+                "and (offset not in refused if entry is None else entry.reason is None),\n",
+                "and (entry is None or entry.reason is None),\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "marks-of-refused-lost",
+        "A rebind to an earlier end forgets which of the requests before that end were refused.",
+        (
+            Change(
+                "index/opening_changes.py",
+                "            *self._unmark_refused(first),\n",
+                '            pack("UNLINK", keys.refused),\n',
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "refused-for-ever",
+        "The marks of refused requests stay in Redis after these have ended.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "and segment_of(f) < first]:\n",
+                "and segment_of(f) < 0]:\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "parked-and-forgotten",
+        "A new shard owner does not look for parked requests.",
+        (
+            Change(
+                "index/postponing.py",
+                "            while first := self._session.ask(\n",
+                "            while first := () and self._session.ask(\n",
+            ),
+        ),
+        (),
+        ("tests/unit/dispatch", "tests/contract/test_shard_index.py"),
+    ),
+    Bug(
+        "parked-by-others",
+        "Dispatch does not look for requests that a fenced owner parked, or that are parked after a rollback of Redis.",
+        (
+            Change(
+                "index/postponing.py",
+                "        if total != sum(in_bands):",
+                "        if False:",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py", "tests/contract/test_shard_machine.py"),
+    ),
+    Bug(
+        "payload-of-a-cancelled-request",
+        "Dispatch writes the payload of a postponed request that another process has just cancelled.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)\n",
+                "                commands += self._defer_commands(pending, done.now_ms)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_request_cancelled_elsewhere_while_it_is_postponed_leaves_no_payload",
+        ),
+    ),
+    Bug(
+        "backlog-first",
+        "Parked requests of one target fill a whole batch.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "            stored = self._payloads(ready + released, int(state[2] or 0))\n",
+                "            stored = self._payloads((released + ready)[:limit], int(state[2] or 0))\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "letters-forgotten",
+        "Parked payloads expire after a month. Dead letters are read from Kafka again and admitted, and rescheduled "
+        "requests become dead letters.",
+        (
+            Change(
+                "index/command_builder.py",
+                "            return PARKED_FOR_S + self._grace_s\n",
+                "            return 30 * 86_400 + self._grace_s\n",
+            ),
+        ),
+        (),
+        ("tests/unit/dispatch",),
+    ),
+    Bug(
+        "messages-read-all-at-once",
+        "A hundred messages of each shard are read at once, regardless of their size.",
+        (
+            Change(
+                "index/inspector.py",
+                "        count = max(1, bisect_right(list(accumulate(sizes)), most_bytes))\n",
+                "        count = len(sizes)\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_inspector.py",),
+    ),
+    Bug(
+        "settled-receipts-forgotten",
+        "Spark: a worker that saw receipts settled replaces requests by an older state of Redis, in which they are still pending.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "        if view.positions.receipts < self._settled:\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_no_replacement_is_decided_after_redis_lost_receipts",
+        ),
+    ),
+    Bug(
+        "one-list-in-flight",
+        "All owners of a shard write the same list of requests in flight. A fenced owner empties the list of its successor.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                '        forget = pack("HDEL", key, self._token)\n'
+                '        command = pack("HSET", key, self._token, b"".join(names)) if names else forget\n',
+                '        forget = pack("HDEL", key, "owner")\n'
+                '        command = pack("HSET", key, "owner", b"".join(names)) if names else forget\n',
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_replaced_owner_cannot_change_what_its_successor_has_in_flight",
+        ),
+    ),
+    Bug(
+        "more-come-out-than-may-go",
+        "All parked messages come out in each second, and most of them are parked again.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "min(share, release[known[band]])",
+                "share",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "deferred-payloads-expire",
+        "The payload of a message that is deferred expires as if the message were not.",
+        (
+            Change(
+                "index/command_builder.py",
+                '        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))\n',
+                '        return pack("EXISTS", name)\n',
+            ),
+        ),
+        (),
+        ("tests/unit/dispatch",),
+    ),
+    Bug(
+        "bands-without-end",
+        "A score beyond all bands in which requests are parked stops the deliveries of its shard.",
+        (
+            Change(
+                "index/postponing.py",
+                "            lowest, end = parked_at(1, 0), span(BANDS)[1]\n",
+                '            lowest, end = parked_at(1, 0), "(+inf"\n',
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_score_beyond_all_bands_does_not_keep_others_from_being_delivered",
+        ),
+    ),
+)

@@ -1,0 +1,234 @@
+"""Bugs in `blackbox/rebind`."""
+
+from __future__ import annotations
+
+from tests.mutations.bugs.bug import Bug, Change
+
+BUGS = (
+    Bug(
+        "begun-without-a-mark",
+        "The first receipt for a topic that was created again has no low-water mark.",
+        (
+            Change(
+                "rebind/decide.py",
+                "        return replace(self.barrier, mark=Mark(self.begins, end))\n",
+                "        return self.barrier\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "unknown-not-noted",
+        "A rebind to a new receipts topic does not record that earlier outcomes are unknown.",
+        (
+            Change(
+                "rebind/topic_rebind.py",
+                "index.rebind(decision.positions, self._ours, decision.unknown_ms, tail)",
+                "index.rebind(decision.positions, self._ours, 0, tail)",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "older-index-asked-again",
+        "A rebind writes the requests of an old topic's index again although the new topic has been opened since.",
+        (
+            Change(
+                "rebind/decide.py",
+                "bool(groups & {self.ours.group, kept.binding.group})",
+                "False",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "rebind-fenced-once",
+        "A rebind ends when a service that opens the shard fences it.",
+        (
+            Change(
+                "rebind/topic_rebind.py",
+                "return again(self._rebind, index)",
+                "return self._rebind(index)",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "rebind-without-outcomes",
+        "A rebind writes requests again that have an outcome in the receipts.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "if offset >= self.first and offset not in self.ended",
+                "if offset >= self.first",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "newer-record-ended",
+        "A rebind writes a request again although a later record with its caller id replaced or cancelled it.",
+        (
+            Change(
+                "rebind/since.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "letter-asked-again",
+        "A rebind writes the request again instead of its dead letter.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "        if entry.reason is not None:\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "older-receipts-kept",
+        "A rebind keeps an index from before its receipts topic was opened.",
+        (
+            Change(
+                "rebind/decide.py",
+                "        if by is None and not is_same and openings(journal, self.ours.topic_id):\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "asked-again-unsaid",
+        "The receipt of a rebind does not name the index whose requests were written again.",
+        (
+            Change(
+                "rebind/decide.py",
+                "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,",
+                "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut),",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "older-than-a-cut-kept",
+        "A rebind of an index from before a log became shorter writes the lost requests again, although their outcomes are unknown.",
+        (
+            Change(
+                "rebind/decide.py",
+                "Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
+                "Gone(self.ours.topic_id, first, since, is_open)",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "cut-said-twice",
+        "A rebind of an older index records the same cut again, which voids the outcomes since the first one.",
+        (
+            Change(
+                "rebind/decide.py",
+                "cut=[] if explained else [lost]",
+                "cut=[first]",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "all-leave-their-partitions",
+        "A rebind writes requests to any partition although the number of partitions is the same as before.",
+        (
+            Change(
+                "rebind/decide.py",
+                "    return not former or max(former) + 1 == count\n",
+                "    return not former\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "cancels-by-id-not-heard",
+        "A rebind writes a request again although a later record cancelled it by its id.",
+        (Change("rebind/since.py", " or id in self.cancelled\n", "\n"),),
+        (),
+        (),
+    ),
+    Bug(
+        "neighbours-refused",
+        "If Kafka refuses one record of a rebind's batch, other requests of the batch become dead letters too.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "            if len(batch) == 1:\n                self._note(refused.suspects)\n",
+                "            self._note(refused.suspects)\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "written-behind-a-lost-end",
+        "A rebind skips records that callers wrote after the log lost its end, if the log is still shorter than before.",
+        (
+            Change(
+                "rebind/decide.py",
+                "    places = [requests.end, since, tail",
+                "    places = [requests.end, tail",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "ranks-that-moved",
+        "A rebind does not write a request again that a frozen owner postpones during the rebind.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "            self._check_all_seen()\n",
+                "",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "gap-of-former-partitions",
+        "A rebind starts with the first former partition. If it is interrupted, the next run does not find the others.",
+        (
+            Change(
+                "rebind/topic_rebind.py",
+                "[*there, *reversed(gone)]",
+                "[*there, *gone]",
+            ),
+        ),
+        (),
+        (),
+    ),
+    Bug(
+        "former-partition-unsaid",
+        "A rebind writes no receipt for a former partition whose requests it has written again.",
+        (
+            Change(
+                "rebind/decide.py",
+                "        return shard.partition < self.receipts_count\n",
+                "        return shard.partition < min(self.count, self.receipts_count)\n",
+            ),
+        ),
+        (),
+        (),
+    ),
+)
