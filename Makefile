@@ -11,7 +11,7 @@ TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --durations 3
 # and pytest those of its plugins.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo quick test proof length fuzz chaos soak mutations screenshots docs check format bench engines jobs helm constraints advisories sbom protos clean
+.PHONY: help install demo quick test proof length fuzz chaos soak mutations screenshots docs check format bench engines jobs rebuild helm constraints advisories sbom protos clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,7 +57,7 @@ soak: install  ## Half an hour under load with a fault every minute, and docs/so
 mutations: install  ## Bugs put into copies of the product: the tests must find each; writes docs/mutations.md
 	$(BIN)/python -m tests.mutations --page
 
-chaos: install  ## A thousand schedules of faults from one seed, and docs/chaos.md (about 25 minutes)
+chaos: install  ## 1,352 schedules of faults from one seed, and docs/chaos.md (about half an hour)
 	$(BIN)/python -m tests.chaos --write docs/chaos.md
 
 screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)
@@ -82,7 +82,10 @@ bench: install  ## Throughput beside the raw work, the usual loop and other syst
 engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines
 
-jobs: install  ## A lost Redis with two million pending, healed by the service of each engine (long)
+jobs: install  ## How long ledger, audit and load take, and docs/jobs.md (hours)
+	$(BIN)/python -m bench.jobs growth
+
+rebuild: install  ## How long each engine takes to rebuild a lost Redis with two million pending requests (long)
 	$(BIN)/python -m bench.jobs heal
 
 helm:  ## The helm that the chart's tests use, if none is on PATH

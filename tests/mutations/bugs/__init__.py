@@ -1,4 +1,4 @@
-"""The bugs that are put into the product, by the room that each of them changes first."""
+"""The bugs that are put into the product, by the package that each of them changes first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.mutations.bugs.bug import Bug, Change
 
 __all__ = ["BUGS", "Bug", "Change"]
 
-ROOMS = (
+PACKAGES = (
     records,
     formats,
     rules,
@@ -40,4 +40,4 @@ ROOMS = (
     client,
     embedded,
 )
-BUGS: tuple[Bug, ...] = tuple(bug for room in ROOMS for bug in room.BUGS)
+BUGS: tuple[Bug, ...] = tuple(bug for package in PACKAGES for bug in package.BUGS)
