@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable
 from threading import Event, Thread
 
-from apscheduler.schedulers.background import BackgroundScheduler
-
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
 from blackbox.core.parsing import Parsed, parse
@@ -17,6 +15,7 @@ from blackbox.engine.oscillator import Oscillator
 from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.shard_pool import ShardPool
+from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.journal import unowned_partitions
 from blackbox.journal.membership import Membership
 from blackbox.journal.own_topics import GROW_RECEIPTS_EVERY_S
@@ -74,10 +73,7 @@ class ProcessEngine:
         )
         self._stopping = Event()
         self._intake = Thread(target=self._take_in, name="intake", daemon=True)
-        # A run that is late happens all the same, once, and no job runs twice at a time.
-        self._scheduler = BackgroundScheduler(
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
-        )
+        self._scheduler = SteadyScheduler()
 
     def start(self) -> None:
         """Create missing topics, and join the group; raises RecoveryRequired if Kafka or Redis does not answer."""

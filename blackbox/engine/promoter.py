@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import Event
 
-from apscheduler.schedulers.background import BackgroundScheduler
-
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
 from blackbox.core.bits import Bits
 from blackbox.core.plan import Positions
 from blackbox.core.promotion import Promoted, Promotion
 from blackbox.engine.metrics import Metrics
+from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.promotion_producer import ShardPromotionProducer
@@ -120,7 +119,7 @@ class PromotionJob:
         self._promoter = Promoter(self.settings, self.access)
         self._stopping = Event()
 
-    def add_to(self, scheduler: BackgroundScheduler) -> None:
+    def add_to(self, scheduler: SteadyScheduler) -> None:
         """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
         horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
         within_s = min(horizon_s, self.settings.renew_after_ms / 1000)

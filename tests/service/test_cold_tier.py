@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from apscheduler.schedulers.background import BackgroundScheduler
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -26,6 +25,7 @@ from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.terminal import instant
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.promoter import PromotionJob
+from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
@@ -258,7 +258,7 @@ def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> Non
     year.ask("kept", year.began_ms + 99 * DAY_MS)
     year.pass_to(year.began_ms)
     remove_up_to(year, 1)
-    metrics, scheduler = Metrics(), BackgroundScheduler()
+    metrics, scheduler = Metrics(), SteadyScheduler()
     PromotionJob(year.settings, year.access, metrics, Clock(), shards=lambda: year.shards).add_to(
         scheduler
     )

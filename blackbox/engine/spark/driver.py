@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from threading import Event, Lock
 
-from apscheduler.schedulers.background import BackgroundScheduler
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -24,6 +23,7 @@ from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
+from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal import unowned_partitions
 from blackbox.journal.membership import Membership
@@ -96,9 +96,7 @@ class SparkEngine:
         self._oscillator = Oscillator(
             settings, self._kafka, metrics, self._clock, shards=self._membership.owned
         )
-        self._scheduler = BackgroundScheduler(
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
-        )
+        self._scheduler = SteadyScheduler()
 
     def start(self) -> None:
         """Create missing topics, start Spark, join the group; raises RecoveryRequired if a server does not answer.
