@@ -88,9 +88,14 @@ class StatusLookup:
     def _count(self) -> dict[str, int]:
         topics = self._settings.topics
         journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
-        return Topics(self._admin).partitions(
-            [*journals, self._settings.dead_letter_topic], to="Read"
-        )
+        try:
+            return Topics(self._admin).partitions(
+                [*journals, self._settings.dead_letter_topic], to="Read"
+            )
+        except JournalLost:
+            # A client may lose sight of all brokers, or have an old certificate.
+            self._admin = self.access.admin()
+            raise
 
     def shards(self) -> Iterator[Shard]:
         for topic in self._settings.topics:

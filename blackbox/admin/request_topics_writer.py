@@ -101,6 +101,10 @@ class RequestTopicsWriter:
                     access.bootstrap_servers, request_topic=topic, kafka_settings=access.settings
                 )
             return write(self._writers[topic])
+        except NotSent:
+            # A client that has failed for good, or has an old certificate, would fail again and again.
+            self._writers.pop(topic, None)
+            raise
         finally:
             self._lock.release()
 

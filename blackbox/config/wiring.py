@@ -80,8 +80,7 @@ class _Shards:
     """All shards, as the brokers reported within the last minute, or when they last answered."""
 
     def __init__(self, access: KafkaAccess, topics: Sequence[str]) -> None:
-        self._topics = topics
-        self._brokers = Topics(access.admin())
+        self._access, self._topics = access, topics
         self._known: list[Shard] = []
         self._look_at_s = float("-inf")
 
@@ -89,7 +88,7 @@ class _Shards:
         if time.monotonic() > self._look_at_s:
             known_for_s = SHARDS_ASKED_AGAIN_S
             with suppress(RecoveryRequired):
-                counts = self._brokers.partitions(self._topics)
+                counts = Topics(self._access.admin()).partitions(self._topics)
                 self._known = [Shard(topic, p) for topic, n in counts.items() for p in range(n)]
                 known_for_s = SHARDS_KNOWN_FOR_S
             self._look_at_s = time.monotonic() + known_for_s

@@ -21,8 +21,9 @@ logger = logging.getLogger("blackbox.journal")
 # Seconds between two checks of receipts: while a shard of this process lacks them, and otherwise.
 GROW_RECEIPTS_EVERY_S, PARTITIONS_KNOWN_FOR_S = 1, 10
 
-# Journals: blackbox removes what has ended, and Kafka must remove nothing by age.
-UNLIMITED_RETENTION = {"retention.ms": "-1", "cleanup.policy": "delete"}
+# Journals: blackbox removes what has ended, and Kafka must remove nothing by age or size, whatever the brokers'
+# log.retention.bytes.
+UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 # With the broker's clock, a caller's slow clock makes no message early.
 BROKER_TIMESTAMPS = {"message.timestamp.type": "LogAppendTime"}

@@ -177,7 +177,7 @@ class PartitionReader:
 
     def read(
         self, topic: str, partition: int, start: int, end: int
-    ) -> Iterator[tuple[list[Message], int]]:
+    ) -> Generator[tuple[list[Message], int]]:
         """Lists of messages from `start` on, each with the offset reached, until that is `end`."""
         if start >= end:
             return

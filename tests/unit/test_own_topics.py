@@ -27,6 +27,11 @@ class Brokers:
         return {name: self.counts[name] for name in names}
 
 
+class NoTopics:
+    def partitions(self, names: list[str], to: str = "") -> Mapping[str, int]:
+        return {}
+
+
 @pytest.fixture
 def brokers() -> Brokers:
     return Brokers(4, 4)
@@ -82,6 +87,22 @@ def test_a_new_receipts_topic_takes_large_receipts_whatever_the_default_of_the_b
     own.grow_receipts(shards(4))
 
     assert created == [("TB.receipts", "1048588")]
+
+
+def test_kafka_removes_nothing_from_new_topics_by_age_or_size_whatever_the_defaults_of_the_brokers(
+    own: OwnTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: dict[str, tuple[str | None, str | None]] = {}
+
+    def create(name: str, partitions: int, settings: Mapping[str, str]) -> None:
+        created[name] = settings.get("retention.ms"), settings.get("retention.bytes")
+
+    monkeypatch.setattr(own, "_create", create)
+    monkeypatch.setattr(own, "_topics", NoTopics())
+
+    own.ensure()
+
+    assert created == dict.fromkeys(("TB", "TB.receipts", "dead"), ("-1", "-1"))
 
 
 def test_partition_counts_are_read_every_10_s(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -22,6 +23,19 @@ KEPT_MS = 1000
 FOR_EVER = TopicSettings(-1, -1, "delete", "LogAppendTime", 1 << 20)
 
 
+class Written(NamedTuple):
+    """A record, as far as trimming looks at it."""
+
+    at: int
+    at_ms: int
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.at_ms
+
+
 @dataclass
 class Kafka:
     """Two topics of a hundred records, one a millisecond, the last one now; removals are recorded."""
@@ -31,6 +45,7 @@ class Kafka:
     )
     removed: list[tuple[str, int, int]] = field(default_factory=list)
     refusals: dict[str, KafkaError] = field(default_factory=dict)
+    future: dict[int, int] = field(default_factory=dict)
 
     def admin(self) -> Kafka:
         return self
@@ -49,8 +64,12 @@ class Kafka:
         return Bounds(0, 100)
 
     def first_since(self, topic: str, partition: int, at_ms: int) -> int | None:
-        offset = at_ms - (NOW_MS - 100)
-        return max(0, offset) if offset < 100 else None
+        late = [at for at in range(100) if self.future.get(at, NOW_MS - 100 + at) >= at_ms]
+        return min(late, default=None)
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Generator[Any]:
+        for offset in range(start, end):
+            yield [Written(offset, self.future.get(offset, NOW_MS - 100 + offset))], offset + 1
 
     def close(self) -> None: ...
 
@@ -66,7 +85,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
             return {topic: kafka.settings[topic] for topic in topics}
 
     monkeypatch.setattr("blackbox.journal.trim.Topics", Described)
-    monkeypatch.setattr("blackbox.journal.trim.PartitionReader", lambda _: kafka)
+    monkeypatch.setattr("blackbox.journal.trim.PartitionReader", lambda *_, **__: kafka)
     return kafka
 
 
@@ -120,3 +139,29 @@ def test_requests_that_cannot_be_removed_keep_their_receipts(kafka: Kafka) -> No
         trim(kafka, Mark(50, 40))
 
     assert kafka.removed == []
+
+
+@pytest.mark.parametrize("future", [[10], [10, 11, 12, 40], [0], [29], [49], range(5, 25)])
+def test_a_record_from_the_future_does_not_keep_older_ones(
+    kafka: Kafka, future: Iterable[int]
+) -> None:
+    """As of a broker whose clock was a year ahead for a moment."""
+    kafka.future = dict.fromkeys(future, NOW_MS + 365 * 86_400_000)
+
+    trim(kafka, Mark(50, 50), kept_ms=70)
+
+    assert [upto for _, _, upto in kafka.removed] == [30, 30]
+
+
+def test_after_a_failure_a_new_client_trims(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Kafka(refusals={"TB": KafkaError(KafkaError._ALL_BROKERS_DOWN)})
+    clients = iter([broken, kafka])
+    monkeypatch.setattr(KafkaAccess, "admin", lambda _: next(clients))
+    trimmer = Trimmer(KafkaAccess("127.0.0.1:1", "unit"), KEPT_MS)
+    shard, mark = Shard("TB", 0), Mark(50, 50)
+
+    with pytest.raises(JournalLost):
+        trimmer.trim(shard, mark, NOW_MS + KEPT_MS)
+    trimmer.trim(shard, mark, NOW_MS + KEPT_MS)
+
+    assert kafka.removed == [("TB", 0, 50), ("TB.receipts", 0, 50)]
