@@ -117,7 +117,9 @@ def _listen(host: str | None, port: int, where: str) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(address[:2], family=family)
+        # `::` is all addresses of the host, as in its values of the chart: Python's default is IPv6 alone.
+        is_both = address[0] == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server(address[:2], family=family, dualstack_ipv6=is_both)
     except OSError as error:
         raise SettingsError(
             f"{where}: cannot listen: {error.strerror}; wanted: an address of this host and a free port (0: any)"

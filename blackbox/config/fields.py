@@ -81,6 +81,13 @@ def _not_our_own(name: str, info: ValidationInfo, others: Collection[str | None]
     return name
 
 
+def _dead_letter_topic(name: str, info: ValidationInfo) -> str:
+    # A letter in a request topic would be read as a request, and would become another letter, without end.
+    if is_own_topic(name, _topics_so_far(info), ""):
+        raise ValueError(f"{name!r} is a request topic, or one of receipts; use another one")
+    return name
+
+
 def _timer_output(name: str | None, info: ValidationInfo) -> str | None:
     # The default depends on the request topics, so it is checked as well.
     for output in _expired_topics(info) if name is None else {_topic(name)}:
@@ -134,6 +141,7 @@ _TOPIC = f"1 to 249 of {_NAME}"
 
 Brokers = Annotated[str, Form("`host:port`, separated by commas")]
 Topic = Annotated[str, AfterValidator(_topic), Form(_TOPIC)]
+DeadLetterTopic = Annotated[Topic, AfterValidator(_dead_letter_topic)]
 OutputTopic = Annotated[Topic, AfterValidator(_not_our_own)]
 RequestTopics = Annotated[
     str,

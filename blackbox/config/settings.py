@@ -14,6 +14,7 @@ from blackbox.config.aliases import aliases
 from blackbox.config.fields import (
     Address,
     Brokers,
+    DeadLetterTopic,
     Delivery,
     Folder,
     Group,
@@ -26,7 +27,6 @@ from blackbox.config.fields import (
     SparkMaster,
     TimerOutput,
     Token,
-    Topic,
     expired_topic,
     parse_request_topics,
 )
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         description="the topics that requests are read from, each with its [format](formats.md). No "
                     "name may end with `.receipts`",
     )  # fmt: skip
-    dead_letter_topic: Topic = Field(
+    dead_letter_topic: DeadLetterTopic = Field(
         "blackbox.dead-letters", examples=["dead.letters"],
         description="the topic for [dead letters](records.md#dead-letter)",
     )  # fmt: skip

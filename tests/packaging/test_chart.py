@@ -460,19 +460,17 @@ def test_an_executor_has_the_files_of_the_driver_and_no_rights(helm: Helm, kuber
     assert executor["spec"]["volumes"] == [v for v in pod["volumes"] if v["name"] != "spark-config"]
 
 
+@pytest.mark.parametrize("engine", [[], PROCESS], ids=["spark", "process"])
 @pytest.mark.parametrize("values", EVERY_FILE)
-def test_spark_can_write_to_tmp_and_nowhere_else(helm: Helm, values: Path) -> None:
-    pod = pod_of(render(helm, "--values", values))
+def test_a_pod_can_write_to_tmp_and_nowhere_else(
+    helm: Helm, values: Path, engine: list[str]
+) -> None:
+    # Also with the process engine: an audit in its pod runs on Spark.
+    pod = pod_of(render(helm, "--values", values, *engine))
     [container] = pod["containers"]
     writable = [mount for mount in container["volumeMounts"] if not mount.get("readOnly")]
     assert writable == [{"name": "tmp", "mountPath": "/tmp"}]
     assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
-
-
-def test_the_process_engine_needs_no_volume(helm: Helm) -> None:
-    pod = pod_of(render(helm, "--values", REQUIRED, *PROCESS))
-    assert "volumes" not in pod
-    assert "volumeMounts" not in pod["containers"][0]
 
 
 def test_spark_properties_are_mounted_as_a_readable_file(helm: Helm, tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ BAD = [
     ("BLACKBOX_REQUEST_TOPICS", "TB:countdown,TB:countdown", "the topic 'TB' is given twice"),
     ("BLACKBOX_REQUEST_TOPICS", "TB.receipts:countdown", "ends with '.receipts'"),
     ("BLACKBOX_DEAD_LETTER_TOPIC", "dead letters", "wanted: a topic name of 1 to 249"),
+    (
+        "BLACKBOX_DEAD_LETTER_TOPIC",
+        "TB",
+        "'TB' is a request topic, or one of receipts; use another one",
+    ),
+    ("BLACKBOX_DEAD_LETTER_TOPIC", "TB.receipts", "is a request topic, or one of receipts"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB", "'TB' is one of blackbox's own topics; use another one"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "TB.receipts", "is one of blackbox's own topics"),
     ("BLACKBOX_TIMER_OUTPUT_TOPIC", "blackbox.dead-letters", "is one of blackbox's own topics"),

@@ -110,10 +110,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* Where librdkafka and Redis' client find their certificates: in the pod and in each executor. */}}
 {{- define "blackbox.mounts" -}}
-{{- if include "blackbox.isSpark" . }}
 - name: tmp
   mountPath: /tmp
-{{- end }}
 {{- if .Values.kafkaConfigSecret.name }}
 - name: kafka-config
   mountPath: {{ include "blackbox.kafkaFolder" . }}
@@ -130,10 +128,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "blackbox.volumes" -}}
-{{- if include "blackbox.isSpark" . }}
 - name: tmp
   emptyDir: {}
-{{- end }}
 {{- if .Values.kafkaConfigSecret.name }}
 - name: kafka-config
   secret:
