@@ -258,4 +258,13 @@ BUGS = (
             "tests/unit/test_intake_task.py::test_a_request_that_was_delivered_before_redis_went_back_is_not_replaced",
         ),
     ),
+    Bug(
+        "periodic-work-waits-for-the-clock",
+        "After the clock of the host was set back, the periodic work of a service waits for the earlier time.",
+        (Change("engine/steady_scheduler.py", "            self._follow_the_clock()\n", ""),),
+        (),
+        (
+            "tests/unit/test_steady_scheduler.py::test_a_step_of_the_clock_neither_stops_nor_repeats_periodic_work",
+        ),
+    ),
 )

@@ -593,4 +593,27 @@ BUGS = (
         (),
         ("tests/pipeline/test_audit.py::test_what_kafka_removes_during_an_audit_is_not_judged",),
     ),
+    Bug(
+        "journals-limited-by-the-brokers",
+        "Journals are created with the size limit of the brokers, above which Kafka removes pending requests.",
+        (Change("journal/own_topics.py", '"retention.bytes": "-1", ', ""),),
+        (),
+        (
+            "tests/unit/test_own_topics.py"
+            "::test_kafka_removes_nothing_from_new_topics_by_age_or_size_whatever_the_defaults_of_the_brokers",
+        ),
+    ),
+    Bug(
+        "future-records-stop-trimming",
+        "Trimming stops at a record with a timestamp of the future, and the journals grow until that time.",
+        (
+            Change(
+                "journal/trim.py",
+                "        if first is None or first[1] <= latest_ms:\n",
+                "        if True:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_trim.py::test_a_record_from_the_future_does_not_keep_older_ones",),
+    ),
 )
