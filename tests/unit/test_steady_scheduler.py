@@ -33,8 +33,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
     Wall.ahead_s = 0.0
     for module in (apscheduler.schedulers.base, apscheduler.triggers.interval, steady_scheduler):
         monkeypatch.setattr(module, "datetime", Wall)
-    real = time.time
-    monkeypatch.setattr(steady_scheduler.time, "time", lambda: real() + Wall.ahead_s)
+    monkeypatch.setattr(steady_scheduler, "_wall_ahead_s", lambda: Wall.ahead_s)
     monkeypatch.setattr(steady_scheduler, "LOOK_S", 0.02)
     return Wall
 
