@@ -33,8 +33,8 @@ def test_shards_are_looked_up_again_10_s_after_a_failed_lookup(
 ) -> None:
     clock, brokers = SimpleNamespace(now_s=1000.0), Brokers()
     monkeypatch.setattr(wiring, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(wiring, "Topics", lambda _: brokers)
     shards = wiring._Shards(kafka(load(kafka_bootstrap_servers="127.0.0.1:1")), ["TB"])
-    monkeypatch.setattr(shards, "_brokers", brokers)
 
     assert shards() == shards() == []
     assert brokers.asked == 1
