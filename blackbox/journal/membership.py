@@ -52,6 +52,7 @@ class Membership:
     def __post_init__(self) -> None:
         self._owned: set[Shard] = set()
         self._lock = Lock()
+        self._starting = Lock()
         self._stopping = Event()
         self._joined = Event()
         self._new: list[Shard] = []
@@ -67,8 +68,10 @@ class Membership:
         self._thread = Thread(target=self._run, name="membership", daemon=True)
 
     def start(self) -> None:
-        self._join()
-        self._thread.start()
+        with self._starting:
+            if not self._stopping.is_set():
+                self._join()
+                self._thread.start()
 
     def has_others(self) -> bool:
         """Whether other members own shards now; False if Kafka does not answer."""
@@ -121,7 +124,10 @@ class Membership:
     def close(self) -> None:
         """Leave the group, after giving up every shard."""
         self._stopping.set()
-        if self._thread.ident is not None:  # else it never joined
+        # A thread that is just being started cannot be joined.
+        with self._starting:
+            has_joined = self._thread.ident is not None
+        if has_joined:
             self._thread.join()
         self._leave()
         self._consumer.close()

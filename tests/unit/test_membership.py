@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -47,3 +48,29 @@ def test_a_process_joins_under_its_instance_id(asked: list[Mapping[str, Any]]) -
     join({}, "blackbox-1")
 
     assert asked[0]["group.instance.id"] == "blackbox-1"
+
+
+def test_a_stop_waits_for_a_join_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_go_on = Event(), Event()
+    access = KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"})
+    member = Membership(access, ["TB"], None, gained=lambda _: None, lost=lambda _: None)
+
+    def join_slowly() -> None:
+        begun.set()
+        may_go_on.wait(10)
+
+    monkeypatch.setattr(member, "_join", join_slowly)
+    monkeypatch.setattr(member, "_run", lambda: None)
+    member._thread = Thread(target=lambda: None)
+    starting, closing = Thread(target=member.start), Thread(target=member.close)
+
+    starting.start()
+    begun.wait(10)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    may_go_on.set()
+    for one in (starting, closing):
+        one.join(10)
+        assert not one.is_alive()
+    assert not member._thread.is_alive()
