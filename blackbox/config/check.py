@@ -128,11 +128,23 @@ def _topic_findings(settings: Settings, topics: Topics) -> Iterator[Finding]:
         yield from journal_findings(
             topic, known_settings, settings.needed_retention_ms(topic), is_schedule=is_schedule
         )
+    yield from _write_findings(settings, described)
     letters = known_settings.get(settings.dead_letter_topic)
     if letters is not None and _is_compacted(letters):
         yield finding(
             "compacted_letters", topic=settings.dead_letter_topic, policy=letters.cleanup_policy
         )
+
+
+def _write_findings(settings: Settings, described: Mapping[str, Described]) -> Iterator[Finding]:
+    """Missing permissions that nothing shows until the first dead letter, or the first cold request, is due."""
+    forbidden = {topic for topic, found in described.items() if not found.may_write}
+    if settings.dead_letter_topic in forbidden:
+        yield finding("unwritable_letters", topic=settings.dead_letter_topic)
+    for topic in settings.topics:
+        # Without a horizon, no request is cold, and promotion writes none again.
+        if topic in forbidden and settings.horizon_ms_of(topic) is not None:
+            yield finding("unwritable_requests", topic=topic)
 
 
 def _partition_findings(topic: str, described: Mapping[str, Described]) -> Iterator[Finding]:

@@ -76,6 +76,9 @@ GAUGES = {
         "Requests of the cold tier that the last promotion could not write again: Kafka no longer has their record, and "
         "they become dead letters (removed), or does not accept it any more (refused)", "shard", "reason",
     ),
+    "promotion_age_seconds": (
+        "Time since the shard's last promotion that succeeded; before that, since the first that was tried", "shard",
+    ),
     "rebuild_records": (
         "Requests that the last rebuild has read (read), and that it has to read in all (total)", "shard", "state",
     ),
@@ -108,7 +111,7 @@ GAUGES = {
     "intake_paused": ("1 while Redis has no room and requests wait in Kafka",),
 }  # fmt: skip
 
-OF_DRIVER = ("hidden_records", "hidden_seconds", "cold_unpromotable")
+OF_DRIVER = ("hidden_records", "hidden_seconds", "cold_unpromotable", "promotion_age_seconds")
 """With Spark, the gauges of shards that the driver sets, not the task that owns the shard."""
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -221,6 +224,10 @@ class Metrics:
     def promoted(self, shard: Shard, done: Promoted) -> None:
         for reason, count in (("removed", done.lost), ("refused", done.refused)):
             self._gauges["cold_unpromotable"].labels(str(shard), reason).set(count)
+
+    def promotion_age(self, shard: Shard, age_s: Callable[[], float]) -> None:
+        # Calculated at each scrape, as above.
+        self._gauges["promotion_age_seconds"].labels(str(shard)).set_function(age_s)
 
     def gained(self, shard: Shard) -> None:
         # From the start: an alert sees no increase of a counter that begins with its first event.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ class PromotionJob:
     def __post_init__(self) -> None:
         self._promoter = Promoter(self.settings, self.access)
         self._stopping = Event()
+        # By shard: when its last promotion that succeeded ended, or when the first was tried; monotonic.
+        self._succeeded_s: dict[Shard, float] = {}
 
     def add_to(self, scheduler: SteadyScheduler) -> None:
         """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
@@ -128,7 +131,12 @@ class PromotionJob:
         scheduler.add_job(self._run, "interval", seconds=every_s, next_run_time=soon, id="promote")
 
     def _run(self) -> None:
-        for shard in sorted(self.shards()):
+        shards = sorted(self.shards())
+        self._succeeded_s = {
+            shard: self._succeeded_s.get(shard, time.monotonic()) for shard in shards
+        }
+        for shard in shards:
+            self._show_age(shard)
             try:
                 self._promote(shard)
             except RecoveryRequired as reason:
@@ -136,6 +144,10 @@ class PromotionJob:
                     logger.warning("%s; retrying at the next promotion", reason)
             except Exception:
                 logger.exception("%s: promotion failed unexpectedly", shard)
+
+    def _show_age(self, shard: Shard) -> None:
+        since_s = self._succeeded_s[shard]
+        self.metrics.promotion_age(shard, lambda: time.monotonic() - since_s)
 
     def stop(self) -> None:
         """End the run in flight after its current batch at the latest."""
@@ -149,8 +161,10 @@ class PromotionJob:
         # Shards are promoted one after the other: this one may have been lost while it waited.
         confirm()
         done = self._promoter.promote(shard, self.clock.earliest_ms(), confirm)
+        self._succeeded_s[shard] = time.monotonic()
         if shard in self.shards():
             self.metrics.promoted(shard, done)
+            self._show_age(shard)
         if done.near or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",

@@ -15,11 +15,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (
+    AclOperation,
     AdminClient,
     ConfigEntry,
     ConfigResource,
     OffsetSpec,
     ResourceType,
+    TopicDescription,
 )
 
 from blackbox.journal.kafka_access import (
@@ -88,10 +90,14 @@ class TopicSettings(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A topic that exists. `partitions` is None, and `settings` the reason, if they are not known."""
+    """A topic that exists. `partitions` is None, and `settings` the reason, if they are not known.
+
+    `may_write`: False if the brokers say that this user has no permission to write to it.
+    """
 
     partitions: int | None
     settings: TopicSettings | str
+    may_write: bool = True
 
 
 class Topics:
@@ -158,19 +164,24 @@ class Topics:
 
     def describe(self, names: Iterable[str]) -> dict[str, Described]:
         """The brokers' descriptions of these topics, without those that do not exist."""
-        counts: dict[str, int] = {}
+        found: dict[str, TopicDescription] = {}
         not_described: dict[str, Described] = {}
         asked = self._admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=REQUEST_TIMEOUT_S
+            TopicCollection(list(names)),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_S,
         )
         for name, answer in asked.items():
             try:
-                counts[name] = len(outcome(answer).partitions)
+                found[name] = outcome(answer)
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
                     not_described[name] = Described(None, _why_not_described(error, name))
-        settings = self.settings(list(counts)) if counts else {}
-        return not_described | {name: Described(n, settings[name]) for name, n in counts.items()}
+        settings = self.settings(list(found)) if found else {}
+        return not_described | {
+            name: Described(len(topic.partitions), settings[name], _may_write(topic))
+            for name, topic in found.items()
+        }
 
     def settings(self, names: Sequence[str]) -> dict[str, TopicSettings | str]:
         """The configuration of these topics, or why the brokers do not return it."""
@@ -183,6 +194,12 @@ class Topics:
             except KafkaException as error:
                 found[resource.name] = _why_not_described(error, resource.name)
         return found
+
+
+def _may_write(topic: TopicDescription) -> bool:
+    allowed = topic.authorized_operations
+    # A broker that knows its permissions allows at least Describe here; others return nothing.
+    return not allowed or AclOperation.WRITE in allowed
 
 
 def _why_not_described(error: KafkaException, topic: str) -> str:

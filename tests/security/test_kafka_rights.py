@@ -543,6 +543,20 @@ def test_check_names_its_missing_permissions(deployment: Deployment, missing: Ri
     assert grants(deployment.own(missing))(deployment.run("check", "--json").out)
 
 
+def test_check_finds_that_promotion_and_dead_letters_are_not_permitted(
+    deployment: Deployment,
+) -> None:
+    deployment.create_all()
+    deployment.allow(kafka_rights("run", "check", COLD))
+    assert deployment.run("check").out.count("no permission to write") == 0
+
+    deployment.allow(kafka_rights("check"))
+    found = deployment.run("check", "--json").json
+
+    for topic in (deployment.requests, deployment.letters):
+        assert any(one["text"].startswith(f"{topic}: this user has no permission") for one in found)
+
+
 @each("rebind")
 def test_rebind_names_its_missing_permissions(deployment: Deployment, missing: Right) -> None:
     deployment.create_all()

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Changes
 from blackbox.admin.lookup import StatusLookup
 from blackbox.cli.terminal import instant
+from blackbox.engine import promoter
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.steady_scheduler import SteadyScheduler
@@ -272,6 +274,31 @@ def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> Non
             for reason in ("removed", "refused")
         }
         assert shown == {"removed": removed, "refused": 0}
+
+
+def test_a_service_shows_for_how_long_promotion_has_failed(
+    year: Year, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monotonic_s = 1000.0
+    monkeypatch.setattr(promoter, "time", SimpleNamespace(monotonic=lambda: monotonic_s))
+    metrics, scheduler = Metrics(), SteadyScheduler()
+    PromotionJob(year.settings, year.access, metrics, Clock(), shards=lambda: year.shards).add_to(
+        scheduler
+    )
+    promote = scheduler.get_job("promote").func
+
+    def age_s() -> float | None:
+        shard = {"shard": str(year.shards[0])}
+        return metrics.registry.get_sample_value("blackbox_promotion_age_seconds", shard)
+
+    promote()  # there is no index yet
+    monotonic_s += 3600
+    promote()
+    assert age_s() == 3600
+
+    year.pass_to(year.began_ms)
+    promote()
+    assert age_s() == 0
 
 
 @pytest.mark.parametrize(

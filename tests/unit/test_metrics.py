@@ -129,6 +129,7 @@ def test_a_driver_that_lost_a_shard_keeps_what_the_task_of_the_shard_shows(
     metrics: Metrics,
 ) -> None:
     metrics.promoted(SHARD, Promoted(SHARD, cold=3, lost=1))
+    metrics.promotion_age(SHARD, lambda: 5.0)
     metrics.show(SHARD, hidden_records=2, hidden_seconds=9, pending=4)
     metrics.given_up(SHARD, OF_DRIVER)
     shown = generate_latest(metrics.registry).decode()
