@@ -25,8 +25,8 @@ FIRST_WALK_AFTER_S = 60.0
 # The first wait is at most this share of the interval: a process that restarts often trims, too.
 FIRST_SHARE = 0.1
 
-# The walks of all shards are spread over this share of the interval, to keep the load low. The calls of a walk
-# over millions of requests take time as well, and a walk that the end of a Spark window interrupts is void.
+# The walks of all shards are spread over this share of the interval, to keep the load low. They may take longer
+# (LONGEST_WALK), and must end within the interval.
 WALKED_SHARE = 0.5
 
 # Requests that callers write to a recreated topic within this time may be delivered twice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from blackbox.records.request import Shard
 logger = logging.getLogger("blackbox.engine.shard_owner")
 
 WRITTEN_WITHIN_S = 60.0
+
+# A walk takes longer than planned if the calls are slow. It may take this many times as long, or the time below.
+LONGEST_WALK = 1.5
+SHORT_WALK_S = 1.0
 
 
 class Closable(Protocol):
@@ -80,7 +85,10 @@ class MarkHandover:
         walk = session.index.walk()
         try:
             pause_s = walk_s / walk.slices()
-            while walk.slice():
+            # A walk that ends early counts as far as it got, and the next one continues at its mark. Without a limit,
+            # the end of a Spark window would void a long walk, each time.
+            latest = time.monotonic() + max(SHORT_WALK_S, walk_s * LONGEST_WALK)
+            while walk.slice() and time.monotonic() < latest:
                 if should_stop(pause_s):
                     raise RecoveryRequired("the walk was abandoned because the shard was released")
         finally:

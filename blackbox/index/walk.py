@@ -39,13 +39,18 @@ class Walk:
 
     @property
     def lowest(self) -> int:
-        """The lowest pending request, or the position `requests` as it was at first; valid after the walk."""
+        """All requests below it have ended. After the whole walk it is the lowest pending request, or the end."""
+        return min(self._at, self._end)
+
+    @property
+    def _end(self) -> int:
+        """Where the walk ends, as far as is known: no later than at the position that was read at first."""
         end = self.positions.requests
         return end if self._lowest is None else min(end, self._lowest)
 
     def slice(self) -> bool:
         """Check some more requests; return False when there is no need to go on."""
-        end = self.lowest
+        end = self._end
         offsets = range(self._at, min(self._at + SLICE, end))
         if not offsets:
             return False
@@ -57,13 +62,13 @@ class Walk:
                 o for o, score in zip(offsets, scores, strict=True) if score is not None
             )
         self._at = offsets.stop
-        return self._at < min(end, self.lowest)
+        return self._at < self._end
 
     def slices(self) -> int:
         """The largest number of slices that are left."""
         # Below the first pending request, no more can have ended than in all.
         pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
-        ended = min(self.lowest - self._at, self.positions.requests - self._at - pending)
+        ended = min(self._end - self._at, self.positions.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
 
     def close(self) -> None:

@@ -82,6 +82,14 @@ def test_a_walk_ends_at_the_first_request_that_is_pending(index: ShardIndex, wal
     assert not walk().slice()
 
 
+def test_a_walk_that_is_cut_short_counts_as_far_as_it_got(index: ShardIndex, walk: Begin) -> None:
+    store(index, 0, MANY, {MANY - 1: entry()})
+    walking = walk()
+
+    assert walking.slice()
+    assert walking.lowest == walks.SLICE
+
+
 def test_a_walk_starts_at_the_last_mark(index: ShardIndex, walk: Begin) -> None:
     store(index, 0, MANY, {MANY - 1: entry()})
     assert walk().slices() > 2

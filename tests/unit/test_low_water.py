@@ -13,6 +13,7 @@ from blackbox.core.dispatched import Dispatched
 from blackbox.core.low_water import PAIRS, LowWater, next_mark
 from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
+from blackbox.engine import shard_session
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import ShardOwner
@@ -227,6 +228,18 @@ def test_an_abandoned_walk_raises_an_error(
 
     with pytest.raises(RecoveryRequired, match="the walk was abandoned"):
         owner.find_low_water(0, stopping)
+
+
+def test_a_walk_that_takes_too_long_counts_as_far_as_it_got(
+    owner: ShardOwner, verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FinishedWalk, "slice", lambda _: True)  # it never ends by itself
+    monkeypatch.setattr(FinishedWalk, "lowest", 2)
+    monkeypatch.setattr(shard_session, "SHORT_WALK_S", 0.0)
+    monkeypatch.setattr(FakeVerbs, "commit", lambda *_: 1)
+    monkeypatch.setattr(FakeVerbs, "settle", lambda *_: None, raising=False)
+
+    assert owner.find_low_water(0, Event()) == Mark(2, 0, [(3, 0)])
 
 
 def test_no_walk_starts_while_a_request_is_in_doubt(owner: ShardOwner, verbs: FakeVerbs) -> None:
