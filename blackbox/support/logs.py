@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 REPEAT_S = 60.0
+MOST_TEXTS = 1000
 
 # For Kafka clients of commands: librdkafka would otherwise write to stderr itself.
 NO_CLIENT_LOG = {"log_level": "0"}
@@ -57,6 +58,8 @@ class OncePerMinute(logging.Filter):
         what = text.rpartition("]: ")[2].partition(" (after")[0]
         if record.created - self._said.get(what, 0.0) < REPEAT_S:
             return False
+        if len(self._said) >= MOST_TEXTS:  # texts may contain a number that never comes again
+            self._said.clear()
         self._said[what] = record.created
         return True
 

@@ -217,8 +217,11 @@ class DispatchWindows:
             )
             running = self._running[window.number] = RunningWindow(window.number, group)
         # A thread for each job: its group and its scheduler pool are properties of the thread.
-        name = f"window-{window.number}"
-        Thread(target=self._run_job, args=(window, running), name=name, daemon=True).start()
+        try:
+            Thread(target=self._run_job, args=(window, running), daemon=True).start()
+        except RuntimeError as failure:  # the process has no thread left: retried, as any failure
+            running.failure = failure
+            self._end(running)
         return running
 
     def _run_job(self, window: Window, running: RunningWindow) -> None:
@@ -261,8 +264,7 @@ class DispatchWindows:
     def _log_failure(self, window: RunningWindow, pause_s: float) -> None:
         if window.failure is not None and not self._stopping.is_set():
             logger.warning(
-                "dispatch group %d failed: %s; retrying in %.1f s",
-                window.group, in_one_line(window.failure), pause_s,
+                "dispatch group %d failed: %s; retrying in %.1f s", window.group, in_one_line(window.failure), pause_s,
             )  # fmt: skip
 
     def _pause(self, pause_s: float) -> float:
@@ -281,12 +283,10 @@ class DispatchWindows:
 
     def _take_report(self, report: Mapping[str, Any]) -> None:
         with self._lock:
-            window = self._running.get(report["number"])
-            if window is None:
-                return
-            window.hear(report)
-            window.count(report, self.metrics)
-            self._measure_handover(window)
+            if (window := self._running.get(report["number"])) is not None:
+                window.hear(report)
+                window.count(report, self.metrics)
+                self._measure_handover(window)
 
     def _measure_handover(self, window: RunningWindow) -> None:
         """Record how long no task owned the group's shards, once both windows have reported it."""

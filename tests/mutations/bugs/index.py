@@ -143,6 +143,12 @@ BUGS = (
         ("due times deleted alone",),
     ),
     Bug(
+        "cut-walk-counts-whole",
+        "A walk that ends early counts as if it had found no pending request up to its end.",
+        (Change("index/walk.py", "return min(self._at, self._end)", "return self._end"),),
+        (),
+    ),
+    Bug(
         "walk-with-requests-unread",
         "A walk does not wait until all requests with a recorded verdict are read.",
         (Change("index/walk.py", "known_to > self.positions.requests or ", ""),),
