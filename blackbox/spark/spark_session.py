@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -96,9 +98,12 @@ def with_slots(master: str) -> str:
 
 
 def _packed() -> Path:
-    """This package as a zip file that Python can import from."""
+    """This package as a zip file that Python can import from, until this process exits."""
     source = Path(blackbox.__file__).parent
-    target = Path(tempfile.mkdtemp(prefix="blackbox-")) / "blackbox.zip"
+    folder = Path(tempfile.mkdtemp(prefix="blackbox-"))
+    # Spark serves the file from here to each new executor.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / "blackbox.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*.py")):
             archive.write(path, path.relative_to(source.parent))
