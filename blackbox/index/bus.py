@@ -16,8 +16,9 @@ from blackbox.index.connection import Clients, pool
 from blackbox.records.errors import IndexLost
 
 CHANNEL = "blackbox:bus:"
-"""channel: messages between Spark's driver and its tasks: which shards a task has, its reports, and that a
-request is due soon. The name goes on with the group and the kind of message. Nothing is stored.
+"""channel: messages between Spark's driver and its tasks: which shards a task has, its reports, that a
+request is due soon, and that Kafka has removed requests before they were read. The name continues with the
+group and the kind of message. Nothing is stored.
 
 written -- the driver, dispatch and intake tasks
 read    -- the driver, dispatch tasks

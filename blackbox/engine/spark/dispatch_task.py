@@ -19,7 +19,7 @@ from blackbox.index.bus import Bus, Listener
 from blackbox.index.redis_servers import RedisServers
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.clock import Clock
-from blackbox.records.errors import IndexLost, RecoveryRequired
+from blackbox.records.errors import IndexLost, RecordsRemoved, RecoveryRequired
 from blackbox.records.request import Shard
 from blackbox.spark.task_io import as_reports
 from blackbox.support import interpreter, logs
@@ -88,7 +88,7 @@ class _WindowRun:
         self._metrics = Metrics()
         self._redis = RedisServers(url)
         self._bus = Bus(url, settings.group_id)
-        self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon"))
+        self._listener = Listener(url, settings.group_id, (lease_of(window.run), "soon", "removed"))
         self._pool = ShardPool(
             settings,
             window.access,
@@ -149,6 +149,10 @@ class _WindowRun:
             if owner is not None:
                 owner.wake_at(due_ms)
             return
+        if kind == "removed":
+            topic, partition, first, why = content
+            self._recover_from_removal(Shard(topic, partition), RecordsRemoved(why, first))
+            return
         self._lease_s = time.monotonic()
         number, shards = content.get(str(self._window.group), (None, ()))
         # None: the driver stops or has fewer groups. Lower: the predecessor still owns the shards.
@@ -156,6 +160,13 @@ class _WindowRun:
             self._is_over = True
         elif number == self._window.number:
             self._own_exactly(frozenset(Shard(*shard) for shard in shards))
+
+    def _recover_from_removal(self, shard: Shard, removed: RecordsRemoved) -> None:
+        owner = self._pool.get(shard)
+        positions = owner.positions if owner is not None else None
+        # Intake repeats its note every second; meanwhile the shard may have been opened past the gap.
+        if positions is not None and positions.requests < removed.first:
+            self._pool.recover(shard, removed)
 
     def _own_exactly(self, shards: frozenset[Shard]) -> None:
         # Set first: `_confirm` must refuse a shard that is being given up.

@@ -35,6 +35,7 @@ from blackbox.records.errors import (
     IndexFull,
     IndexLost,
     PositionsMoved,
+    RecordsRemoved,
     RecoveryRequired,
 )
 from blackbox.records.request import Shard
@@ -115,7 +116,7 @@ class _Intakes:
             if so_far.problem is not None:
                 pass  # it would leave a gap: the next batch reads on from the position
             elif isinstance(batch, _Unread):
-                done[shard] = so_far.stopped_by(batch.why)
+                done[shard] = self._stopped(so_far, batch.why)
             else:
                 stored_now = shard
                 done[shard] = self._store(so_far, batch, read_ahead)
@@ -169,7 +170,14 @@ class _Intakes:
             return so_far.with_more(taken, position, parsed.end - parsed.start)
         except (RecoveryRequired, IndexFull) as reason:
             self._drop(shard)
-            return so_far.stopped_by(reason)
+            return self._stopped(so_far, reason)
+
+    def _stopped(self, so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
+        if isinstance(reason, RecordsRemoved):
+            # Only an opening moves the position past them. The owner does not read the topic, so it has to be told.
+            with suppress(IndexLost):
+                self._bus.send("removed", (*so_far.shard, reason.first, str(reason)))
+        return so_far.stopped_by(reason)
 
     def _store_in_order(
         self, shard: Shard, parsed: Parsed, while_busy: Callable[[], None]
