@@ -450,9 +450,9 @@ def _write_page(folder: Path, figures: list[Figure]) -> None:
 
 PAGE = """# How long the jobs take
 
-The commands `ledger`, `audit` and `load`, each as a whole, with the start of Spark. Kafka, Redis and
+This page shows how long `ledger`, `audit` and `load` take, including the start of Spark. Kafka, Redis and
 the job share a machine of {cores} cores; "1 core" is `BLACKBOX_SPARK_MASTER=local[1]` with the job's processes kept
-on one core. Messages of {bytes} bytes; of fifty requests 5 are pending, 44 are delivered, one is cancelled. The last
+on one core. Messages of {bytes} bytes; of every 50 requests, 44 are delivered, 5 are pending and 1 is cancelled. The last
 column is for the largest journals.
 
 ![time of each job by requests, with one core and with more](jobs.svg)

@@ -78,7 +78,7 @@ def serve(settings: Settings, stop: Event, only: Half | None = None) -> bool:
     admin = Admin(settings)
     app = make_app(engine, metrics, admin, settings)
     http = HttpServer(app, settings.http_host, settings.http_port, settings.metrics_addr)
-    # Before the engine: probes answer from the start on, alive but not ready, also while Kafka or
+    # Before the engine: probes answer from the start on, alive but not ready, even while Kafka or
     # Redis does not answer.
     http.start()
     logger.info("health and metrics on http://%s:%d", settings.http_host, http.port)

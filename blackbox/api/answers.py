@@ -125,7 +125,7 @@ class CancelState(BaseModel):
     request: RequestState
     others: list[RequestState] | None = Field(
         None,
-        description="requests with the same caller id in other partitions, also cancelled",
+        description="requests with the same caller id in other partitions, including cancelled ones",
     )
 
     @classmethod

@@ -135,7 +135,7 @@ def _kept_id(headers: Headers, shard: Shard, offset: int, key: bytes | None) -> 
     first = dict(reversed(headers))
     is_its_own = first.get(TARGET_TOPIC) == shard.topic.encode() and first.get(TARGET_KEY) == key
     kept = first.get(SCHEDULE_ID) if is_its_own else None
-    # Who may write to the target must not choose a schedule of others: no retry has an id that is not
+    # Clients with write access to the target must not choose a schedule of others: no retry has an id that is not
     # a place in its topic. The partition may be another, because partitioners differ.
     found = placed((kept or b"").decode(errors="replace"))
     if found is None:

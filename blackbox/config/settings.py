@@ -127,8 +127,8 @@ class Settings(BaseSettings):
     )  # fmt: skip
     batch_limit: int = Field(
         1000, ge=1, le=10_000,
-        description="the maximum number of messages in a batch, which is one transaction of one "
-                    "shard. A batch also ends at about 16 MiB",
+        description="the maximum number of due messages in a batch, which is one transaction of one "
+                    "shard. It may also hold as many parked messages. A batch also ends at about 16 MiB",
     )  # fmt: skip
     retries: int = Field(
         5, ge=0, le=1000,

@@ -58,7 +58,7 @@ def commit_barrier(
         ]
         group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
-        # void also if unread: the request is pending, and `doubtful` keeps it from being delivered
+        # void even if unread: the request is pending, and `doubtful` keeps it from being delivered
         void = sorted(claim.offset for claim in (*missing, *unread))
         position = writer.commit(
             replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)

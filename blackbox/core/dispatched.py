@@ -21,7 +21,7 @@ class Dispatched:
     due_ms: list[int] = field(default_factory=list)
     targets: Counter[str] = field(default_factory=Counter)
     dead: Counter[str] = field(default_factory=Counter)
-    retried: int = 0
+    postponed: int = 0
     is_full: bool = False
     next_due_ms: int | None = None
     oldest_ms: int | None = None
@@ -30,7 +30,7 @@ class Dispatched:
 
     def count_postponed(self, changes: Mapping[int, Postponed]) -> None:
         if changes:
-            self.retried += len(changes)
+            self.postponed += len(changes)
             times = [ms for at_ms, _ in changes.values() if (ms := time_at(at_ms)) is not None]
             first_ms = min(times, default=self.next_due_ms)
             self.next_due_ms = min(first_ms, self.next_due_ms or first_ms) if first_ms else None

@@ -21,13 +21,11 @@ from blackbox.core.receipt_history import (
     shortened,
 )
 from blackbox.core.settlement import Settlement
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
-
-# How far apart the clocks of two owners may be.
-CLOCKS_APART_MS = 60_000
 
 
 class StartingPoint(NamedTuple):
@@ -117,7 +115,7 @@ class IndexPreparation:
         return kept, binding, requests, receipts
 
     def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> StartingPoint:
-        """Keep an index, also if the journals begin after its positions."""
+        """Keep an index, even if the journals begin after its positions."""
         positions, gone = kept.positions, kept.gone
         if positions.receipts < receipts.start:
             # a position above 0 is that of the marker behind the last receipt that was read

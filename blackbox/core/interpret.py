@@ -53,7 +53,7 @@ def interpret_record(
     else:
         parsed = format.parse(record, latest_ms)
     if isinstance(parsed, Invalid):
-        # due at once, also if its writer set a timestamp in the future
+        # due at once, even if its writer set a timestamp in the future
         return refused_entry(record, parsed, min(record.timestamp_ms, latest_ms)), None
     if not isinstance(parsed, Request):
         return parsed, None

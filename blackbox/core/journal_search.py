@@ -14,12 +14,11 @@ from blackbox.core.request_status import DEAD, Place, RequestStatus
 from blackbox.core.resolve import resolve
 from blackbox.formats import Format
 from blackbox.records.carried import carried
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.receipt import Places, Receipt, without_void
 from blackbox.records.recurrence import follows
 from blackbox.records.request import Record, Shard, request_id
 
-# A receipt may be timestamped so much earlier than the time in question, by another clock.
-CLOCKS_APART_MS = 60_000
 # No longer than a person or an HTTP client waits for an answer.
 LOOK_UP_S = 5.0
 # Some seconds of a core, which the service lacks during that time.

@@ -17,7 +17,7 @@ LETTERS = ""
 
 # Scores are doubles, which hold whole numbers exactly up to 1024 bands.
 BANDS = 1021
-# Of these, a target has one of so many: one is free, also with hundreds of parked targets in a shard.
+# Of these, a target has one of so many: one is free, even with hundreds of parked targets in a shard.
 CHOICES = 32
 
 

@@ -34,7 +34,7 @@ def park_over_rate(
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
         for place, offset in enumerate(offsets[max(0, limited[target] - counted[target]) :]):
             entry = batch.ready.pop(offset)
-            # also with `expires_after`: it would be read again and again, and overtake the others
+            # even with `expires_after`: it would be read again and again, and overtake the others
             if not batch.park(offset, entry, OVER_RATE, parked):
                 later_s = min(1 + place // limited[target], LONGEST_RETRY_MS // 1000)
                 batch.deferred[offset] = (now_ms // 1000 + later_s) * 1000, None

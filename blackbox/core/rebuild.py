@@ -1,4 +1,4 @@
-"""How requests are read while an index is rebuilt, also if outcomes of some of them are gone.
+"""How requests are read while an index is rebuilt, even if outcomes of some of them are gone.
 
 Pure: no I/O, no clock.
 """

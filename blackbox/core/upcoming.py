@@ -1,6 +1,6 @@
-"""The requests that records in Kafka end before these records can be stored. A rebuild asks for each batch.
+"""The requests that records still in Kafka will end.
 
-Pure: no I/O, no clock.
+Recovery asks for them when Redis has no room to store these records.
 """
 
 from __future__ import annotations

@@ -29,13 +29,16 @@ COUNTERS = {
     "cancelled": ("Pending requests cancelled by their caller", "topic"),
     "replaced": ("Pending requests replaced by a later one, under the same caller id or by id", "topic"),
     "delivered": ("Messages delivered, by request topic", "topic"),
-    "fired": ("Messages delivered, by target topic", "target"),
+    "delivered_by_target": ("Messages delivered, by target topic", "target"),
     "dead": ("Dead letters, by request topic and by the value of their header blackbox-reason", "topic", "reason"),
     "refused": (
         "Requests refused by the rules of their caller; each becomes a dead letter, forbidden or quota. Callers that "
         "the rules do not name are counted together, as (others)", "caller", "reason",
     ),
-    "retried": ("Deliveries postponed because the target, or the broker, did not accept them", "topic"),
+    "postponed": (
+        "Requests postponed or parked in a batch, for any reason: the target, a broker, a rate limit, a backlog, or dead "
+        "letters that are spread out", "topic",
+    ),
     "recoveries": (
         "How often the shard was opened: at the start, after a takeover, after each error that requires a recovery",
         "shard",
@@ -181,11 +184,11 @@ class Metrics:
             self._counters["delivered"].labels(shard.topic).inc(len(did.due_ms))
             self.lateness.observe(did.due_ms, at_ms)
         for target, count in did.targets.items():
-            self._counters["fired"].labels(target).inc(count)
+            self._counters["delivered_by_target"].labels(target).inc(count)
         for reason, count in did.dead.items():
             self._counters["dead"].labels(shard.topic, reason).inc(count)
-        if did.retried:
-            self._counters["retried"].labels(shard.topic).inc(did.retried)
+        if did.postponed:
+            self._counters["postponed"].labels(shard.topic).inc(did.postponed)
         overdue_ms = max(0, at_ms - did.oldest_ms) if did.is_full and did.oldest_ms else 0
         self.show(
             shard,

@@ -48,7 +48,7 @@ class RedisMonitor:
     def check(self) -> None:
         """Look once; a Redis that does not answer is only logged."""
         if self._rules is not None:
-            # Reads the file again if it was changed, also while no request comes.
+            # Reads the file again if it was changed, even while no request arrives.
             self._rules.rules()
             self.metrics.rules_valid.set(self._rules.problem is None)
         try:

@@ -54,7 +54,7 @@ class ShardSession:
         self.dispatch.cluster = recovered.binding.cluster_id
 
     def close(self) -> None:
-        """Close every part, also if closing another one fails."""
+        """Close every part, even if closing another one fails."""
         for part in self.closing:
             try:
                 part.close()

@@ -62,7 +62,7 @@ LONG_HEAD_BYTES = 65_536
 
 
 class Inspector:
-    """Reads any shard without taking part in it, also while Redis is full.
+    """Reads any shard without taking part in it, even while Redis is full.
 
     Every method raises IndexLost when Redis does not answer, ForeignIndex for an index that a newer
     version wrote. The number of commands does not depend on the number of entries in the shard. `list_pending` takes

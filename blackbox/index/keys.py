@@ -29,7 +29,7 @@ class Keys:
     read    -- dispatch, recovery, the walk, look-ups
     """
     ids: bytes
-    """hash: caller id -> member of the pending request that has it, also of a cold one. The field `\\xff`
+    """hash: caller id -> member of the pending request that has it, even of a cold one. The field `\\xff`
     keeps the key in existence.
 
     written -- intake, dispatch, recovery

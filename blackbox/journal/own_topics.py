@@ -85,7 +85,7 @@ class OwnTopics:
         """
         now = time.monotonic()
         is_lacking = any(shard.partition >= self._known.get(shard.topic, 0) for shard in owned)
-        # After a failure the brokers get a pause, also while a shard lacks its partition.
+        # After a failure the brokers get a pause, even while a shard lacks its partition.
         if now < self._ask_again_at_s and (self._has_failed or not is_lacking):
             return
         self._ask_again_at_s, self._has_failed = now + PARTITIONS_KNOWN_FOR_S, False

@@ -154,7 +154,7 @@ def _borrowed_consumer(access: KafkaAccess) -> Iterator[Consumer]:
     try:
         yield consumer
         consumer.unassign()
-    except BaseException:  # also if the caller stops in the middle of a range
+    except BaseException:  # even if the caller stops in the middle of a range
         consumer.close()
         raise
     idle.append(consumer)

@@ -13,7 +13,6 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.core.plan import Batch
 from blackbox.journal.claimed_offsets import believed
-from blackbox.journal.detour import Detour
 from blackbox.journal.kafka_access import (
     KafkaAccess,
     explained,
@@ -24,6 +23,7 @@ from blackbox.journal.message_conversion import leader_epochs, read_records
 from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.polled_messages import OUT_OF_RANGE, is_unreadable
 from blackbox.journal.request_client import RequestClient
+from blackbox.journal.separate_reader import SeparateReader
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -64,11 +64,11 @@ class RequestReader:
     def __init__(self, access: KafkaAccess, *, most_records: int, gather_s: float) -> None:
         self._access = access
         self._together = RequestClient(access)
-        self._apart: dict[Shard, Detour] = {}
+        self._apart: dict[Shard, SeparateReader] = {}
         # the shards that wait to be read apart; with a position if they cannot be read with others until then
         self._in_line: dict[Shard, int | None] = {}
         # they have been stopped, and their threads are about to end
-        self._ending: list[Detour] = []
+        self._ending: list[SeparateReader] = []
         self._lookup = OffsetLookup(access, LOOK_UP_S)
         self._most = most_records
         self._gather_s = gather_s
@@ -77,7 +77,7 @@ class RequestReader:
         self._paused = False
 
     def start(self, shard: Shard, offset: int) -> None:
-        """Read this shard from `offset` on, also if it was being read from elsewhere."""
+        """Read this shard from `offset` on, even if it was being read from elsewhere."""
         self._asked.append(lambda: self._start(shard, offset))
 
     def stop(self, shard: Shard) -> None:
@@ -115,14 +115,14 @@ class RequestReader:
     def close(self) -> None:
         self._lookup.close()
         self._together.close()
-        detours = [*self._apart.values(), *self._ending]
-        for detour in detours:
-            detour.stop()
-        for detour in detours:
-            detour.close()
+        readers = [*self._apart.values(), *self._ending]
+        for reader in readers:
+            reader.stop()
+        for reader in readers:
+            reader.close()
 
     def _positions(self) -> dict[Shard, int]:
-        apart = {shard: detour.position for shard, detour in self._apart.items()}
+        apart = {shard: reader.position for shard, reader in self._apart.items()}
         waiting = {shard: at for shard, at in self._in_line.items() if at is not None}
         return self._together.positions | waiting | apart
 
@@ -165,18 +165,18 @@ class RequestReader:
             return True
 
     def _read_apart(self) -> dict[Shard, Batch]:
-        found = ((shard, detour.take()) for shard, detour in self._apart.items())
+        found = ((shard, reader.take()) for shard, reader in self._apart.items())
         return {shard: batch for shard, batch in found if batch is not None}
 
     def _rearrange(self) -> None:
         """Choose which shards are read apart from now on. Their positions must be past all that was read."""
-        for shard, detour in list(self._apart.items()):
-            if detour.is_over:
+        for shard, reader in list(self._apart.items()):
+            if reader.is_over:
                 del self._apart[shard]
-                self._together.start(shard, detour.position)
+                self._together.start(shard, reader.position)
         for shard in self._together.starved:
             self._in_line.setdefault(shard)
-        self._ending = [detour for detour in self._ending if detour.is_alive]
+        self._ending = [reader for reader in self._ending if reader.is_alive]
         while self._in_line and not self._paused and self._has_room:
             shard = next(iter(self._in_line))
             position = self._in_line.pop(shard)
@@ -185,7 +185,7 @@ class RequestReader:
                     continue
                 position = self._together.positions[shard]
                 self._set_aside(shard)
-            self._apart[shard] = Detour(self._access, shard, position, longest_s=TURN_S)
+            self._apart[shard] = SeparateReader(self._access, shard, position, longest_s=TURN_S)
 
     @property
     def _has_room(self) -> bool:
@@ -206,16 +206,16 @@ class RequestReader:
     def _stop(self, shard: Shard) -> None:
         self._together.stop(shard)
         self._in_line.pop(shard, None)
-        if (detour := self._apart.pop(shard, None)) is not None:
-            detour.stop()
-            self._ending.append(detour)
+        if (reader := self._apart.pop(shard, None)) is not None:
+            reader.stop()
+            self._ending.append(reader)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
         if paused:
-            for shard, detour in list(self._apart.items()):
+            for shard, reader in list(self._apart.items()):
                 self._stop(shard)
-                self._in_line[shard] = detour.position
+                self._in_line[shard] = reader.position
         self._together.pause(paused)
 
 

@@ -7,7 +7,6 @@ from contextlib import closing
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from blackbox.journal.age_search import first_young
 from blackbox.journal.kafka_access import (
     REQUEST_TIMEOUT_S,
     KafkaAccess,
@@ -17,6 +16,7 @@ from blackbox.journal.kafka_access import (
 )
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.polled_messages import offset_of
+from blackbox.journal.timestamp_search import first_within
 from blackbox.journal.topics import FOR_EVER, Topics, TopicSettings, receipts_topic
 from blackbox.records.errors import JournalLost
 from blackbox.records.receipt import Mark
@@ -67,13 +67,13 @@ class Trimmer:
                 if not is_ours_to_trim(settings[topic]):
                     continue
                 bounds = reader.bounds(topic, shard.partition)
-                upto = self._first_young(
+                upto = self._first_within(
                     reader, topic, shard.partition, min(upto, bounds.end), now_ms
                 )
                 if upto > bounds.start and not self._remove(topic, shard.partition, upto):
                     return
 
-    def _first_young(
+    def _first_within(
         self, reader: PartitionReader, topic: str, partition: int, end: int, now_ms: int
     ) -> int:
         """The offset, `end` at most, below which all records are older than the retention."""
@@ -92,7 +92,7 @@ class Trimmer:
         first = record_from(found)
         if first is None or first[1] <= latest_ms:
             return found
-        return first_young(record_from, found + 1, end, since_ms, latest_ms)
+        return first_within(record_from, found + 1, end, since_ms, latest_ms)
 
     def remove_receipts(self, shard: Shard, upto: int) -> None:
         """Remove receipts below the offset `upto` of any age. Raises JournalLost when Kafka does not answer."""

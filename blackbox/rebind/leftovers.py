@@ -18,7 +18,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import as_entry
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics
-from blackbox.rebind.since import Newer
+from blackbox.rebind.later_records import Newer
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
 from blackbox.records.errors import (

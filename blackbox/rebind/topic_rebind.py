@@ -29,9 +29,16 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.rebind.decide import Decide, Decision, Gone, keep_partitions, lost_from, tail_before
+from blackbox.rebind.decision import (
+    Decider,
+    Decision,
+    MissingRequests,
+    keep_partitions,
+    lost_from,
+    tail_before,
+)
+from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
 from blackbox.rebind.leftovers import Leftovers, Rebound
-from blackbox.rebind.since import WrittenSince, ended_in_doubt
 from blackbox.records.errors import (
     Fenced,
     JournalLost,
@@ -179,7 +186,8 @@ class _TopicRebind:
             return self._carry_out(index, patiently(self._decide, index), writer)
 
     def _decide(self, index: ShardIndex) -> Decision:
-        return Decide(self._ours, self._count, self._receipts_count, self._journal)(index)
+        decider = Decider(self._ours, self._count, self._receipts_count, self._journal)
+        return decider.decide(index)
 
     def _writer(self, shard: Shard) -> ShardWriter:
         return ShardWriter(shard, self._large, exactly_once=self._exactly_once)
@@ -218,7 +226,12 @@ class _TopicRebind:
             )
 
     def _write_again(
-        self, index: ShardIndex, decision: Decision, gone: Gone, writer: ShardWriter, done: Rebound
+        self,
+        index: ShardIndex,
+        decision: Decision,
+        gone: MissingRequests,
+        writer: ShardWriter,
+        done: Rebound,
     ) -> int:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
@@ -247,7 +260,7 @@ class _TopicRebind:
         return 0 if decision.begins is None else end
 
     def _take_over(
-        self, shard: Shard, decision: Decision, gone: Gone, writer: ShardWriter
+        self, shard: Shard, decision: Decision, gone: MissingRequests, writer: ShardWriter
     ) -> Outcomes:
         """The outcomes of the requests that are gone, by receipts."""
         outcomes = Outcomes()

@@ -7,6 +7,8 @@ from threading import Lock
 
 # Clocks may be apart by this much without a warning.
 MAX_SKEW_MS = 1000
+# How far apart the clocks of two hosts may be at most, where a mistake would lose or double a message.
+CLOCKS_APART_MS = 60_000
 
 # How long after a reading Kafka's clock is read again if it holds deliveries back, at first and at
 # most. Each reading costs a receipt.

@@ -59,7 +59,7 @@ class RulesFile:
             found = self._path.stat()
         except OSError:
             return None
-        # ctime and inode: mended permissions and a copy with its time do not change mtime
+        # ctime and inode: corrected permissions and a copy with its time do not change mtime
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _read(self) -> Rules:

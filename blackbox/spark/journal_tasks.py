@@ -143,7 +143,7 @@ def _columns_of(read: Any, record: Record, latest_ms: int, shard: Shard) -> tupl
     elif isinstance(asked, Cancel):
         about = ("cancel", None, None, None, None, asked.caller_id, None, None)
     else:
-        # due at once, also if its writer set a timestamp in the future
+        # due at once, even if its writer set a timestamp in the future
         due_ms, reason = min(record.timestamp_ms, latest_ms), str(asked.reason)
         about = ("invalid", None, due_ms, None, None, None, reason, asked.detail)
     return (*at, *about, *carries)

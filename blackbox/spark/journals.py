@@ -12,9 +12,9 @@ from pyspark.sql.functions import broadcast, col, lit
 from pyspark.sql.functions import max as largest
 
 from blackbox.config.settings import Settings
-from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
+from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.records.request import Shard
 from blackbox.spark.journal_tasks import OUTCOMES, RECORDS, REQUESTS, OutcomeRows, RequestRows
@@ -143,7 +143,7 @@ def reach(settings: Settings, access: KafkaAccess) -> Reach:
     topics = list(settings.topics)
     counts = Topics(access.admin()).partitions([*topics, *map(receipts_topic, topics)], to="Read")
     shards = [Shard(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
-    with closing(Ends(access)) as ends:
+    with closing(ReadableBounds(access)) as ends:
 
         def spans(table: str) -> dict[JournalKey, Span]:
             journals = [JournalKey(table, shard) for shard in shards]

@@ -21,7 +21,7 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Delivery, Schedule, Setup
 from tests.chaos.servers import FrailKafka, FrailRedis, Servers, WrongClock
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 
 COMPANY = 8

@@ -31,7 +31,7 @@ from tests.chaos.crash_points import CRASHED, Crash
 from tests.chaos.proxy import Proxy, RedisWire
 from tests.chaos.schedule import Ask, Schedule, Setup
 from tests.chaos.servers import Servers, WrongClock
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.world import ForkedService, ServiceProcess, World, each_of, until
 

@@ -16,7 +16,7 @@ from blackbox.index.shard_index import ShardIndex
 from tests.conftest import missing
 from tests.contract.held import GRACE_S, PREFIX, SHARD
 from tests.fakes import fake_connections
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 
 

@@ -12,7 +12,7 @@ from blackbox.embedded import EmbeddedError, EmbeddedKafka
 from blackbox.embedded import embedded_server as embedded_server
 from blackbox.embedded.kafka import new_cluster_id
 from blackbox.embedded.tcp_ports import free_port
-from tests.embedded.deadline import is_alive
+from tests.embedded.processes import is_alive
 
 
 def create_topic(server: EmbeddedKafka, topic: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.embedded.deadline import becomes_true, is_alive
+from tests.embedded.processes import becomes_true, is_alive
 
 PROLOGUE = """
 import os, signal, sys, time

@@ -12,7 +12,7 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.embedded import embedded_server as embedded_server
 from blackbox.embedded import redis as embedded_redis
 from blackbox.embedded.tcp_ports import free_port
-from tests.embedded.deadline import becomes_true, is_alive
+from tests.embedded.processes import becomes_true, is_alive
 
 
 def client_of(server: EmbeddedRedis) -> Redis:

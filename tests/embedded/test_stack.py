@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 from redis import AuthenticationError, Redis
 
 from blackbox.embedded import EmbeddedError, EmbeddedStack
-from tests.embedded.deadline import is_alive
+from tests.embedded.processes import is_alive
 
 pytestmark = pytest.mark.usefixtures("redis_is_there", "kafka_is_there")
 

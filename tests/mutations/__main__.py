@@ -59,10 +59,10 @@ MOST_SCHEDULES = "0.2"
 
 ABOUT = """# Bugs that the tests find
 
-Each bug is put into a copy of the product; tests that then pass would be worth nothing. "Found by": the tests that failed, of
-those without servers, or else of those on real ones. "Chaos": how many of so many schedules of a fault that it was played
-against lost a request, delivered one twice, or hung ([chaos.md](chaos.md)). `make mutations` writes this page, and first runs
-the tests that it names.
+This page lists bugs that were planted in copies of the product, and the tests that found them: a test that passes with
+its bug is worth nothing. "Found by": the tests that failed, first of those without servers, else of those on real ones.
+"Chaos": of the schedules of a fault that were played against the bug, how many lost a request, delivered one twice, or
+hung ([chaos](chaos.md)). `make mutations` writes this page, and first runs the tests that it names.
 
 | bug | what it does | found by | chaos |
 | --- | --- | --- | --- |

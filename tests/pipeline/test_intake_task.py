@@ -26,7 +26,7 @@ from blackbox.embedded import EmbeddedRedis
 from blackbox.engine.spark import intake_task as module
 from blackbox.engine.spark.dispatch_task import Window, _WindowRun, lease_of
 from blackbox.engine.spark.intake_task import IntakeTask
-from blackbox.engine.spark.stored import Stored
+from blackbox.engine.spark.shard_result import ShardResult
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
@@ -120,7 +120,7 @@ class Place:
             index.close()
         connections.disconnect()
 
-    def run(self, *parts: Range | Sequence[Range]) -> dict[Shard, Stored]:
+    def run(self, *parts: Range | Sequence[Range]) -> dict[Shard, ShardResult]:
         """Run one task that gets each part as one Arrow batch; returns its result for each shard."""
         listed = [[part] if isinstance(part, Range) else part for part in parts]
         rows = [
@@ -129,7 +129,7 @@ class Place:
         ]
         answers = pickle.loads(pickle.dumps(self.task))(iter(rows))
         told = [one for answer in answers for one in answer.column("report").to_pylist()]
-        done: list[Stored] = [pickle.loads(one) for one in told]
+        done: list[ShardResult] = [pickle.loads(one) for one in told]
         assert len({stored.shard for stored in done}) == len(done)
         # What was measured differs each time.
         return {stored.shard: stored._replace(offsets=0, seconds=0.0) for stored in done}
@@ -330,8 +330,8 @@ def test_the_same_range_again_changes_nothing(place: Place) -> None:
     in_another_process = place.run(whole)
 
     assert again == in_another_process
-    assert again[place.shard] == Stored(place.shard, NOTHING, 7)
-    assert place.run(at(place.shard, 1, 3))[place.shard] == Stored(place.shard, NOTHING, 3)
+    assert again[place.shard] == ShardResult(place.shard, NOTHING, 7)
+    assert place.run(at(place.shard, 1, 3))[place.shard] == ShardResult(place.shard, NOTHING, 3)
     assert place.held() == before
 
 
@@ -410,7 +410,7 @@ def test_the_ranges_of_a_shard_are_counted_together(place: Place) -> None:
     done = place.run([at(place.shard, 0, 1)], [at(place.shard, 1, 2), at(place.shard, 2, 3)])
 
     first_ms = place.entry(1).due_ms
-    assert done == {place.shard: Stored(place.shard, Taken(2, 1, 0, 0, first_ms), 3)}
+    assert done == {place.shard: ShardResult(place.shard, Taken(2, 1, 0, 0, first_ms), 3)}
 
 
 def test_a_task_without_ranges_reports_nothing(place: Place) -> None:
@@ -423,8 +423,8 @@ def test_an_empty_range_reports_the_position_and_changes_nothing(place: Place) -
     before = place.held()
     done = place.run(at(place.shard, 7, 7), at(place.shards[1], 0, 0))
     assert done == {
-        place.shard: Stored(place.shard, NOTHING, 7),
-        place.shards[1]: Stored(
+        place.shard: ShardResult(place.shard, NOTHING, 7),
+        place.shards[1]: ShardResult(
             place.shards[1], NOTHING, 0, empty(place.shards[1]), is_behind=True
         ),
     }
@@ -490,7 +490,7 @@ def test_a_range_beyond_the_position_also_reads_the_records_before_it(
     assert (done[place.shard].position, done[place.shard].problem) == (end, None)
     assert place.positions() == Positions(end, 0)
     assert place.bodies(0, 4, 5, 6) == [b"a", b"odd", b"b", b"c"]
-    assert place.run(at(place.shard, 0, end))[place.shard] == Stored(place.shard, NOTHING, end)
+    assert place.run(at(place.shard, 0, end))[place.shard] == ShardResult(place.shard, NOTHING, end)
 
 
 def test_an_empty_index_is_reported_until_dispatch_has_opened_it(place: Place) -> None:
@@ -499,7 +499,7 @@ def test_an_empty_index_is_reported_until_dispatch_has_opened_it(place: Place) -
     asked = [at(shard, 0, 1) for shard in place.shards[:2]]
     done = place.run(asked)
     for shard in place.shards[:2]:
-        assert done[shard] == Stored(shard, NOTHING, 0, empty(shard), is_behind=True)
+        assert done[shard] == ShardResult(shard, NOTHING, 0, empty(shard), is_behind=True)
     assert place.held() == {}
 
     place.begin(*place.shards[:2])
@@ -525,7 +525,7 @@ def test_later_chunks_of_a_shard_with_a_problem_are_not_stored(
     place.write(*(place.request() for _ in range(7)))
     done = place.run(at(place.shard, 0, 7))
     assert done == {
-        place.shard: Stored(place.shard, NOTHING, 0, empty(place.shard), is_behind=True)
+        place.shard: ShardResult(place.shard, NOTHING, 0, empty(place.shard), is_behind=True)
     }
     assert place.held() == {}
 

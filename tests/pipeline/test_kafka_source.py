@@ -38,12 +38,12 @@ from blackbox.engine.spark.kafka_source import (
     packed,
     reachable,
 )
-from blackbox.engine.spark.readings import Begun, Readings, told_in
+from blackbox.engine.spark.read_plan import ReadPlan, ShardStart, read_plan_from
 from blackbox.journal import ends as journal_ends
 from blackbox.journal import ranges
-from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Range, read_ranges
+from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 from tests.world import until
@@ -63,7 +63,7 @@ class Topic:
     def __init__(self, servers: str, folder: Path, partitions: int = 1, **config: str) -> None:
         self.name = f"source.{uuid.uuid4().hex[:8]}"
         self.servers = servers
-        self.readings = Readings(folder / f"{self.name}.json", tasks=4)
+        self.read_plan = ReadPlan(folder / f"{self.name}.json", tasks=4)
         self.admin = AdminClient({"bootstrap.servers": self.servers})
         self.create(partitions, **config)
         self._producer = Producer(
@@ -187,16 +187,16 @@ class Topic:
     def options(self, most: int = 1_000_000) -> dict[str, str]:
         return {
             "maxOffsetsPerTrigger": str(most),
-            "readings": str(self.readings.path),
+            "read_plan": str(self.read_plan.path),
             "costs": "/nonexistent",
         }
 
     def begin(self, *starts: int, tasks: int = 4) -> None:
         """Have the partitions 0, 1, … read from these offsets on."""
-        self.readings.use(tasks)
-        self.readings.end(self.readings.shards())
+        self.read_plan.use(tasks)
+        self.read_plan.end(self.read_plan.shards())
         for number, start in enumerate(starts):
-            self.readings.begin({Shard(self.name, number): start})
+            self.read_plan.begin({Shard(self.name, number): start})
 
     def stream(self, *starts: int, tasks: int = 4, most: int = 1_000_000) -> StreamReader:
         self.begin(*starts or (0,), tasks=tasks)
@@ -212,9 +212,9 @@ class Topic:
 
     def at(self, *offsets: int) -> Offsets:
         """These offsets of the partitions 0, 1, …, as the stream writes them."""
-        told = told_in(self.readings.path).begun
+        told = read_plan_from(self.read_plan.path).begun
         plan = {
-            (self.name, number): Reading(told.get((self.name, number), Begun(0, 0)), offset)
+            (self.name, number): Reading(told.get((self.name, number), ShardStart(0, 0)), offset)
             for number, offset in enumerate(offsets)
         }
         return for_spark(plan)
@@ -243,7 +243,7 @@ def planned(reader: StreamReader, start: Offsets, end: Offsets) -> list[Row]:
 
 def between(topic: Topic, start: Offsets, end: Offsets, tasks: int = 4) -> list[Message]:
     """The records that tasks read from their ranges."""
-    topic.readings.use(tasks)
+    topic.read_plan.use(tasks)
     rows = planned(topic.reader(), start, end)
     chunks = read_ranges(topic.access, [Range(**row) for row in rows])
     return [message for chunk in chunks for message in chunk.messages]
@@ -417,7 +417,7 @@ def test_a_shortened_partition_does_not_stop_the_others(
     topic.write("a", "b", partition=1)
 
     assert topic.stream(5, 0).latestOffset(topic.at(5, 0), ALL) == topic.at(5, 2)
-    with closing(Ends(topic.access)) as ends:
+    with closing(ReadableBounds(topic.access)) as ends:
         found, lost = reachable(ends, {(topic.name, 0): 5, (topic.name, 1): 0})
     assert found == {(topic.name, 1): 2}
     assert re.search(r"/0: read up to 5, but it ends at 1; .*created again", lost[topic.name, 0])
@@ -431,14 +431,14 @@ def test_a_missing_topic_or_partition_is_named_and_does_not_stop_the_others(
     nowhere = f"{topic.name}.nowhere"
     topic.write("a")
     reader = topic.stream()
-    topic.readings.begin({Shard(nowhere, 0): 3, Shard(topic.name, 7): 4})
+    topic.read_plan.begin({Shard(nowhere, 0): 3, Shard(topic.name, 7): 4})
 
     planned = reader.latestOffset({}, ALL)
     assert ends_of(planned) == {topic.name: {"0": 1, "7": 4}, nowhere: {"0": 3}}
 
     topic.write("b")
     until("reading continues", lambda: moved_on(reader, planned, {topic.name: 2}))
-    with closing(Ends(topic.access)) as ends:
+    with closing(ReadableBounds(topic.access)) as ends:
         _, lost = reachable(ends, {(nowhere, 0): 3, (topic.name, 7): 4, (topic.name, 0): 0})
     assert lost.keys() == {(nowhere, 0), (topic.name, 7)}
     assert f"{nowhere}/0" in lost[nowhere, 0]
@@ -449,7 +449,7 @@ def test_a_recreated_topic_is_read_again(topic: Topic, make: Callable[..., Topic
     topic.write("a")
     other = make()
     reader = topic.stream()
-    topic.readings.begin({Shard(other.name, 0): 0})
+    topic.read_plan.begin({Shard(other.name, 0): 0})
     planned = until("both are planned", lambda: moved_on(reader, {}, {topic.name: 1}))
     other.delete()
     topic.write("b")
@@ -484,20 +484,20 @@ def test_a_partition_is_read_from_where_it_was_begun_last(make: Callable[..., To
     first = reader.latestOffset({}, ALL)
     assert planned(reader, {}, first) == [row_of(topic, 0, 1, 3)]
 
-    topic.readings.begin({Shard(topic.name, 1): 0})
+    topic.read_plan.begin({Shard(topic.name, 1): 0})
     second = reader.latestOffset(first, ALL)
     assert planned(reader, first, second) == [row_of(topic, 1, 0, 1)]
 
-    topic.readings.begin({Shard(topic.name, 0): 0})
+    topic.read_plan.begin({Shard(topic.name, 0): 0})
     third = reader.latestOffset(second, ALL)
     assert planned(reader, second, third) == [row_of(topic, 0, 0, 3)]
 
-    topic.readings.end([Shard(topic.name, 0)])
+    topic.read_plan.end([Shard(topic.name, 0)])
     fourth = reader.latestOffset(third, ALL)
     assert ends_of(fourth) == {topic.name: {"1": 1}}
     assert reader.partitions(third, fourth) == [Ranges(())]
 
-    topic.readings.begin({Shard(topic.name, 0): 2})
+    topic.read_plan.begin({Shard(topic.name, 0): 2})
     fifth = reader.latestOffset(fourth, ALL)
     assert planned(reader, fourth, fifth) == [row_of(topic, 0, 2, 3)]
 
@@ -507,7 +507,7 @@ def test_a_partition_that_is_begun_ends_the_wait_for_records(
 ) -> None:
     monkeypatch.setattr(source, "AWAITED_S", 60.0)
     reader = topic.reader()
-    topic.readings.use(3)
+    topic.read_plan.use(3)
     nothing = reader.latestOffset({}, ALL)
     assert nothing == {}
     assert reader.partitions({}, nothing) == [Ranges(())] * 3  # which warms up the workers
@@ -572,7 +572,7 @@ def test_a_new_record_ends_the_wait_at_once(topic: Topic) -> None:
 
 def test_the_wait_ends_for_a_new_record_in_any_partition(make: Callable[..., Topic]) -> None:
     topic = make(2)
-    ends = Ends(topic.access)
+    ends = ReadableBounds(topic.access)
     position = {(topic.name, 0): 0, (topic.name, 1): 0}
 
     assert not ends.wait_for_records(position, 0.2)
@@ -589,7 +589,7 @@ def test_a_client_that_waits_for_nothing_is_closed(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One that is not polled keeps its statistics in memory, hundreds of kB a minute.
-    with closing(Ends(topic.access)) as ends:
+    with closing(ReadableBounds(topic.access)) as ends:
         assert not ends.wait_for_records({(topic.name, 0): 0}, 0.01)
         assert ends._watcher is not None
         assert not ends.wait_for_records({}, 0.01)

@@ -10,7 +10,7 @@ import pytest
 from blackbox.jobs.audit.audit import AuditVerdict
 from blackbox.jobs.audit.positions import PositionFinding
 from blackbox.jobs.audit.report import page
-from tests.security.hostile import TEXTS
+from tests.security.hostile_texts import TEXTS
 
 WRITABLE = [text for text in TEXTS if text.encode(errors="replace").decode() == text]
 """Names of callers are UTF-8."""

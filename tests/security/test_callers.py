@@ -26,7 +26,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Reason, Record, Shard
 from blackbox.support.logs import IsoFormatter
 from tests.contract.held import NOW_MS
-from tests.security.hostile import TEXTS, texts
+from tests.security.hostile_texts import TEXTS, texts
 from tests.service.test_cli import blackbox
 from tests.world import ServiceProcess, World, read_all, until
 

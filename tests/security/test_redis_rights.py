@@ -144,7 +144,7 @@ def callers_with_rules(deployment: World) -> None:
     for _ in range(20):
         ask(deployment, {"topic": target, "message": "x", "countdown": 0})
     until("some are refused", lambda: service.metric("blackbox_refused_total") > 0)
-    until("some are pending", lambda: service.metric("blackbox_retried_total") > 0)
+    until("some are pending", lambda: service.metric("blackbox_postponed_total") > 0)
     assert blackbox(deployment.environment(), "pause", target).code == 0
     assert blackbox(deployment.environment(), "resume", target).code == 0
     service.stop()

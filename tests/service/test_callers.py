@@ -328,7 +328,7 @@ def test_a_paused_target_gets_nothing_until_it_is_resumed(world: World, serve: S
         send(world, "shop", topic=paused)
         world.flush()
         sent += 1
-        return world.services[0].metric("blackbox_retried_total") > 0
+        return world.services[0].metric("blackbox_postponed_total") > 0
 
     until("one is parked", is_held_back, every_s=0.2)
     send(world, "shop", topic=other)

@@ -13,7 +13,7 @@ import redis
 from blackbox.config.check import finding
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.service.test_cli import blackbox
 from tests.world import PARTITIONS, ServiceProcess, World, both_engines_at_length, until

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 import pytest
 
 from blackbox.journal import kafka_access as access_module
-from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import ConnectionMonitor, KafkaAccess
 from blackbox.journal.membership import Membership
 from blackbox.journal.partition_reader import PartitionReader
+from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.target_topics import TargetTopics
 from blackbox.records.request import Shard
@@ -81,7 +81,7 @@ def test_a_new_consumer_continues_reading_requests_where_the_last_one_stopped(
 def test_waiting_for_records_continues_with_a_new_consumer(
     world: World, access: KafkaAccess, monitors: Monitors
 ) -> None:
-    ends = Ends(access)
+    ends = ReadableBounds(access)
     first = {(world.requests, 0): 0}
     assert not ends.wait_for_records(first, 0.1)
     monitors.lose()

@@ -83,7 +83,7 @@ def test_parked_requests_cost_no_cpu_and_are_delivered_in_order(world: World) ->
         request = {"topic": paused, "message": str(number), "countdown": countdown_s}
         world.send_raw(json.dumps(request), partition=0)
     world.flush()
-    until("all are parked", lambda: service.metric("blackbox_retried_total") >= WAITING, 600)
+    until("all are parked", lambda: service.metric("blackbox_postponed_total") >= WAITING, 600)
     waited_s = time.time() - time_s
 
     used = ProcessorTime(service)
@@ -96,7 +96,7 @@ def test_parked_requests_cost_no_cpu_and_are_delivered_in_order(world: World) ->
     )
     share = (used.total_s() - before_s) / (time.monotonic() - began)
     assert share > 0
-    assert service.metric("blackbox_retried_total") == WAITING, "each was parked once"
+    assert service.metric("blackbox_postponed_total") == WAITING, "each was parked once"
     beside_ms = min(p99_ms(world) for _ in range(2))
 
     admin.resume(paused)

@@ -112,7 +112,7 @@ def test_a_target_created_later_receives_its_message(world: World) -> None:
     request = {"topic": late, "message": "patience", "countdown": 0}
     world.send_raw(json.dumps(request), partition=0)
     service = world.start_service().wait_ready()
-    until("it is postponed", lambda: service.metric("blackbox_retried_total") >= 1)
+    until("it is postponed", lambda: service.metric("blackbox_postponed_total") >= 1)
     world.create(NewTopic(late, 1))
     found = until("the message", lambda: read_all(world.kafka.bootstrap_servers, late))
     assert [m.value() for m in found] == [b"patience"]

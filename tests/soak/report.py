@@ -232,7 +232,7 @@ class Soak:
 
 PAGE = """# Half an hour under load, with a fault every minute
 
-{about}. {cores} cores for Kafka, Redis, two services, the load and its reader together. Requests of 200 bytes with countdowns
+This page shows the result of half an hour under load, with a fault every minute: {about}. {cores} cores for Kafka, Redis, two services, the load and its reader together. Requests of 200 bytes with countdowns
 of 2 to 6 s; what the machine can do was measured just before, with requests due at once. Kafka's timeouts are the default
 ones: the group notices a dead service after 6 s.
 
@@ -240,11 +240,11 @@ ones: the group notices a dead service after 6 s.
 
 **Lost {lost}, delivered twice {twice}, early {early}.**
 
-| due | late, p50 | p99 | most |
+| due | late, p50 | p99 | longest |
 | --- | ---: | ---: | ---: |
 {late}
 
-"In faults" is from {before:.0f} s before a fault until {quiet:.0f} s after it was mended.
+"In faults" is from {before:.0f} s before a fault until {quiet:.0f} s after it was repaired.
 
 The latest request of each partition after each fault, the ten latest of these:
 

@@ -33,7 +33,7 @@ class FixedEnds:
 
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Described]:
-    monkeypatch.setattr(targets, "Ends", FixedEnds)
+    monkeypatch.setattr(targets, "ReadableBounds", FixedEnds)
     return {}
 
 

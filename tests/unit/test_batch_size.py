@@ -9,8 +9,8 @@ import pytest
 from blackbox.core.intake import Taken
 from blackbox.engine.spark.batch_size import LONG_S, SHORT_S, batch_ends, shared
 from blackbox.engine.spark.read_costs import MOST_CHEAPER, ReadCosts, costs_in
-from blackbox.engine.spark.stored import Stored
-from blackbox.journal.ends import Offsets
+from blackbox.engine.spark.shard_result import ShardResult
+from blackbox.journal.readable_bounds import Offsets
 from blackbox.records.request import Shard
 
 MOST = 500_000
@@ -102,9 +102,9 @@ def costs(tmp_path: Path) -> ReadCosts:
     return ReadCosts(tmp_path / "costs.json")
 
 
-def stored(offsets: int, seconds: float, problem: str | None = None) -> Stored:
+def stored(offsets: int, seconds: float, problem: str | None = None) -> ShardResult:
     taken = Taken(offsets, 0, 0, 0, None)
-    return Stored(Shard("TB", 3), taken, offsets, problem, offsets=offsets, seconds=seconds)
+    return ShardResult(Shard("TB", 3), taken, offsets, problem, offsets=offsets, seconds=seconds)
 
 
 def known(costs: ReadCosts) -> float | None:

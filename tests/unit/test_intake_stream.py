@@ -17,12 +17,12 @@ from blackbox.engine.metrics import Metrics
 from blackbox.engine.spark import intake_stream
 from blackbox.engine.spark.intake_stream import IntakeStream
 from blackbox.engine.spark.read_costs import ReadCosts
-from blackbox.engine.spark.readings import Readings, told_in
+from blackbox.engine.spark.read_plan import ReadPlan, read_plan_from
+from blackbox.engine.spark.shard_result import NOTHING_TAKEN, ShardResult
 from blackbox.engine.spark.start_positions import Position
-from blackbox.engine.spark.stored import NOTHING_TAKEN, Stored
 from blackbox.engine.spark.unread_shards import UnreadShards
-from blackbox.journal.ends import Offsets
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.readable_bounds import Offsets
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
 
@@ -53,7 +53,7 @@ class Intake:
 
         monkeypatch.setattr(intake_stream, "reachable", all_reachable)
         self.positions = FakePositions({FIRST: 100, SECOND: 100})
-        self.readings = Readings(folder / "readings.json", tasks=2)
+        self.read_plan = ReadPlan(folder / "read-plan.json", tasks=2)
         self.costs = ReadCosts(folder / "costs.json")
         self.has_room = Event()
         self.has_room.set()
@@ -67,13 +67,13 @@ class Intake:
         monkeypatch.setattr(self.stream, "_positions", self.positions)
 
     def look(self) -> None:
-        self.stream._look(frozenset(self.positions.at), self.readings)
+        self.stream._look(frozenset(self.positions.at), self.read_plan)
 
-    def store(self, *done: Stored) -> None:
-        self.stream._record_stored(list(done), self.readings)
+    def store(self, *done: ShardResult) -> None:
+        self.stream._record_stored(list(done), self.read_plan)
 
     def run(self, batch: DataFrame) -> None:
-        self.stream._run_batch(self.readings, self.costs, batch, 0)
+        self.stream._run_batch(self.read_plan, self.costs, batch, 0)
 
     def warm_up(self) -> None:
         """Run a query's first batch, which has no shards."""
@@ -81,7 +81,7 @@ class Intake:
         assert self.stream.is_warm
 
     def begun(self, shard: Shard) -> int | None:
-        found = told_in(self.readings.path).begun.get(shard)
+        found = read_plan_from(self.read_plan.path).begun.get(shard)
         return None if found is None else found.start
 
 
@@ -90,8 +90,8 @@ def intake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Intake:
     return Intake(tmp_path, monkeypatch)
 
 
-def stored(shard: Shard, position: int) -> Stored:
-    return Stored(shard, NOTHING_TAKEN, position)
+def stored(shard: Shard, position: int) -> ShardResult:
+    return ShardResult(shard, NOTHING_TAKEN, position)
 
 
 def test_a_shard_begins_again_when_redis_is_behind_what_was_stored(intake: Intake) -> None:
@@ -134,10 +134,10 @@ def test_a_batch_that_waits_for_room_ends_when_all_of_its_shards_are_lost(intake
     running = Thread(target=intake.run, args=(batch(fails),))
     running.start()
 
-    intake.readings.end([FIRST])
+    intake.read_plan.end([FIRST])
     running.join(0.5)
     assert running.is_alive()
-    intake.readings.end([SECOND])
+    intake.read_plan.end([SECOND])
     running.join()
 
 
@@ -148,7 +148,7 @@ def test_a_batch_whose_shards_were_lost_is_not_tried_again(
 
     def lose() -> object:
         tried.append(1)
-        intake.readings.end([FIRST, SECOND])
+        intake.read_plan.end([FIRST, SECOND])
         return []
 
     failed = stored(FIRST, 100)._replace(problem="no room", is_full=True)

@@ -17,7 +17,7 @@ from blackbox.core.plan import Positions
 from blackbox.core.settlement import Settlement
 from blackbox.engine.spark import intake_task as module
 from blackbox.engine.spark.intake_task import IntakeTask
-from blackbox.engine.spark.stored import Stored
+from blackbox.engine.spark.shard_result import ShardResult
 from blackbox.index import intake_changes
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.ranges import Chunk, Range
@@ -46,7 +46,7 @@ def request(offset: int, countdown_s: int, *, replaces: int | None = None) -> Me
     return Message(SHARD.topic, SHARD.partition, offset, None, value, headers, None, (1, NOW_MS))
 
 
-Run = Callable[..., Stored]
+Run = Callable[..., ShardResult]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def run(
     monkeypatch.setattr(module._Intakes, "_topic_id", lambda *_: None)
     monkeypatch.setattr(module._Intakes, "_observe", lambda _: None)
 
-    def run_task(message: Message, *, in_the_same: bool = False) -> Stored:
+    def run_task(message: Message, *, in_the_same: bool = False) -> ShardResult:
         def read(_: Any, ranges: list[Range], *__: Any) -> Iterator[Chunk]:
             yield Chunk(ranges[0], ranges[0].start, ranges[0].end, [message])
 

@@ -8,13 +8,14 @@ import orjson
 import pytest
 
 from blackbox.core.journal_lookup import JournalLookup
-from blackbox.core.journal_search import CLOCKS_APART_MS, LimitReached, ReadLimit
+from blackbox.core.journal_search import LimitReached, ReadLimit
 from blackbox.core.request_status import Place, RequestStatus
 from blackbox.formats import Options
 from blackbox.formats.countdown import Countdown
 from blackbox.records.cancel import HEADER as CANCEL
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import carry_on
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.receipt import DOUBTFUL, Receipt
 from blackbox.records.recurrence import next_request_headers
 from blackbox.records.request import Headers, Record, Shard, request_id

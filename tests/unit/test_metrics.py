@@ -48,15 +48,15 @@ def test_deliveries_dead_letters_and_retries_are_counted(metrics: Metrics) -> No
         due_ms=[NOW_MS] * 3,
         targets=Counter(orders=2, bills=1),
         dead=Counter({"too-large": 2, "empty": 1}),
-        retried=4,
+        postponed=4,
     )
     metrics.dispatched(SHARD, did, NOW_MS)
     assert value(metrics, "blackbox_delivered_total", topic="TB") == 3
-    assert value(metrics, "blackbox_fired_total", target="orders") == 2
-    assert value(metrics, "blackbox_fired_total", target="bills") == 1
+    assert value(metrics, "blackbox_delivered_by_target_total", target="orders") == 2
+    assert value(metrics, "blackbox_delivered_by_target_total", target="bills") == 1
     assert value(metrics, "blackbox_dead_total", topic="TB", reason="too-large") == 2
     assert value(metrics, "blackbox_dead_total", topic="TB", reason="empty") == 1
-    assert value(metrics, "blackbox_retried_total", topic="TB") == 4
+    assert value(metrics, "blackbox_postponed_total", topic="TB") == 4
 
 
 def test_the_metric_pending_is_what_the_tick_left(metrics: Metrics) -> None:
@@ -150,7 +150,7 @@ def task(*shards: Shard, delivered: int = 1) -> Metrics:
             due_ms=[NOW_MS - 7] * delivered,
             targets=Counter(orders=delivered),
             dead=Counter(empty=1),
-            retried=4,
+            postponed=4,
             pending=10,
         )
         metrics.dispatched(shard, did, NOW_MS)

@@ -24,7 +24,7 @@ from tests.mutations.__main__ import (
 )
 from tests.mutations.bugs import BUGS, Bug
 
-BEFORE = ("tests/unit/test_plan.py::test_one",)
+BEFORE = ("tests/unit/test_resolve.py::test_one",)
 BUG = Bug("bug", "does harm", (), ("a fault", "another"), ("tests/service/test_retry.py",))
 STAGES = [BEFORE, WITHOUT_SERVICES, BUG.tests]
 
@@ -58,7 +58,7 @@ def test_tests_that_found_a_bug_before_are_run_first(
 
 
 def test_of_a_new_bug_the_functions_among_its_tests_are_run_first() -> None:
-    bug = BUG._replace(tests=("tests/unit/test_plan.py::test_one", *BUG.tests))
+    bug = BUG._replace(tests=("tests/unit/test_resolve.py::test_one", *BUG.tests))
     assert expected(bug).tests == BEFORE
     assert expected(BUG).tests == ()
 

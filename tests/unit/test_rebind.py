@@ -19,9 +19,9 @@ from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
 from blackbox.rebind import topic_rebind as rebinding
-from blackbox.rebind.decide import keep_partitions
+from blackbox.rebind.decision import keep_partitions
+from blackbox.rebind.later_records import WrittenSince
 from blackbox.rebind.leftovers import Rebound
-from blackbox.rebind.since import WrittenSince
 from blackbox.rebind.topic_rebind import _TopicRebind
 from blackbox.records.errors import (
     Fenced,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from blackbox.core.bits import SEGMENT
-from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.intake import Intake, Taken
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.rebuild import Rebuild
@@ -22,6 +21,7 @@ from blackbox.index.stored_fields import OLDER
 from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Checked, Claim, Mark, Receipt

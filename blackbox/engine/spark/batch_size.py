@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blackbox.journal.ends import Offsets, Partition
+from blackbox.journal.readable_bounds import Offsets, Partition
 
 # If about as much waits in each partition: its fixed cost of 130 to 250 ms is then a small share.
 LONG_S = 5.0

@@ -19,13 +19,13 @@ from blackbox.engine.spark.checkpoint import Checkpoint
 from blackbox.engine.spark.intake_task import IntakeTask
 from blackbox.engine.spark.kafka_source import FORMAT, kafka_source, reachable
 from blackbox.engine.spark.read_costs import ReadCosts
-from blackbox.engine.spark.readings import Readings
+from blackbox.engine.spark.read_plan import ReadPlan
+from blackbox.engine.spark.shard_result import ShardResult
 from blackbox.engine.spark.silent_shards import SilentShards
 from blackbox.engine.spark.start_positions import StartPositions
-from blackbox.engine.spark.stored import Stored
 from blackbox.engine.spark.unread_shards import UnreadShards
-from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import in_one_line
 from blackbox.spark.task_io import REPORT, reports
@@ -70,7 +70,7 @@ class IntakeStream:
         silent = SilentShards(self.access)
         self._unread = UnreadShards(silent, self.metrics)
         self._positions = StartPositions(self.settings.redis_url.get_secret_value(), silent)
-        self._ends = Ends(self.access)
+        self._ends = ReadableBounds(self.access)
         self._stopping = Event()
         self._changed = Event()
         self._has_run = Event()
@@ -112,8 +112,8 @@ class IntakeStream:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                with self._query() as (query, readings):
-                    self._follow(query, readings)
+                with self._query() as (query, read_plan):
+                    self._follow(query, read_plan)
             except Exception as failure:
                 if self._stopping.is_set():
                     break
@@ -128,31 +128,31 @@ class IntakeStream:
                 self._in_query = frozenset()
         self._ends.close()
 
-    def _follow(self, query: StreamingQuery, readings: Readings) -> None:
+    def _follow(self, query: StreamingQuery, read_plan: ReadPlan) -> None:
         """Let the query read the shards that are assigned and can be read."""
         checked_s = float("-inf")
         while query.isActive and not self._stopping.is_set():
             self._changed.clear()
             wanted = self._wanted
-            readings.use(self.tasks())
-            self._retain_only(wanted, readings)
+            read_plan.use(self.tasks())
+            self._retain_only(wanted, read_plan)
             if time.monotonic() - checked_s > CHECK_S:
-                self._look(wanted, readings)
+                self._look(wanted, read_plan)
                 checked_s = time.monotonic()
             else:
-                self._look(wanted - readings.shards() - self._unread.unreachable(), readings)
+                self._look(wanted - read_plan.shards() - self._unread.unreachable(), read_plan)
             self._unread.show(self._wanted)
             self._changed.wait(LOOK_S)
         failure = query.exception()
         if failure is not None:
             raise failure
 
-    def _retain_only(self, wanted: frozenset[Shard], readings: Readings) -> None:
+    def _retain_only(self, wanted: frozenset[Shard], read_plan: ReadPlan) -> None:
         self._unread.retain_only(wanted)
         with self._lock:
-            self._end(readings.shards() - wanted, readings)
+            self._end(read_plan.shards() - wanted, read_plan)
 
-    def _look(self, shards: frozenset[Shard], readings: Readings) -> None:
+    def _look(self, shards: frozenset[Shard], read_plan: ReadPlan) -> None:
         """Begin those of these shards that can be read, and end those that cannot be read any more."""
         reached = self._reached  # before the positions are asked for
         found = self._positions.of_each(shards)
@@ -162,12 +162,12 @@ class IntakeStream:
         # Redis was rolled back: the plan is ahead, and would wait for a new record.
         back = {shard for shard, at in positions.items() if at < reached.get(shard, 0)}
         with self._lock:
-            self._end(cannot.keys() | back, readings)
-        starts = self._positions.readable({at: found[at] for at in shards - readings.shards()})
+            self._end(cannot.keys() | back, read_plan)
+        starts = self._positions.readable({at: found[at] for at in shards - read_plan.shards()})
         with self._lock:  # a batch may have left some behind since
             begun = (starts.keys() & can) - self._unread.waiting()
             if begun:
-                readings.begin({shard: starts[shard] for shard in begun})
+                read_plan.begin({shard: starts[shard] for shard in begun})
 
     def _reachable(
         self, positions: Mapping[Shard, int]
@@ -177,37 +177,37 @@ class IntakeStream:
         ends, silent = reachable(self._ends, starts) if starts else ({}, {})
         return frozenset(Shard(*at) for at in ends), {Shard(*at): why for at, why in silent.items()}
 
-    def _end(self, shards: Collection[Shard], readings: Readings) -> None:
+    def _end(self, shards: Collection[Shard], read_plan: ReadPlan) -> None:
         if shards:
-            readings.end(shards)
+            read_plan.end(shards)
             self._in_query -= frozenset(shards)
             self._reached = {at: to for at, to in self._reached.items() if at not in shards}
 
     @contextmanager
-    def _query(self) -> Iterator[tuple[StreamingQuery, Readings]]:
+    def _query(self) -> Iterator[tuple[StreamingQuery, ReadPlan]]:
         """A query, at first without shards."""
         self._is_ending = False
         self.session.sparkContext.setLocalProperty("spark.scheduler.pool", "intake")
         with closing(Checkpoint()) as checkpoint:
-            readings = Readings(checkpoint.folder / "readings.json", self.tasks())
+            read_plan = ReadPlan(checkpoint.folder / "read-plan.json", self.tasks())
             costs = ReadCosts(checkpoint.folder / "costs.json")
             ranges = (
                 self.session.readStream.format(FORMAT)
                 .option("maxOffsetsPerTrigger", BATCH_RECORDS)
-                .option("readings", str(readings.path))
+                .option("read_plan", str(read_plan.path))
                 .option("costs", str(costs.path))
                 .load()
             )
             query = (
                 ranges.mapInArrow(self._task, REPORT)
-                .writeStream.foreachBatch(partial(self._run_batch, readings, costs))
+                .writeStream.foreachBatch(partial(self._run_batch, read_plan, costs))
                 .option("checkpointLocation", checkpoint.folder.as_uri())
                 # At a trigger of 1 s, the median request would be in Redis after 0.8 s, not 0.33 s.
                 .trigger(processingTime="0 seconds")
                 .start()
             )
             try:
-                yield query, readings
+                yield query, read_plan
             finally:
                 self._is_ending = True
                 # Waits for the batch in flight, because `query.stop()` kills its tasks.
@@ -216,30 +216,30 @@ class IntakeStream:
                 query.stop()
 
     def _run_batch(
-        self, readings: Readings, costs: ReadCosts, batch: DataFrame, number: int
+        self, read_plan: ReadPlan, costs: ReadCosts, batch: DataFrame, number: int
     ) -> None:
         """Run a batch until every shard has all of it or is left behind."""
         for attempt in range(TRIES):
             # without shards there is nothing to store, and the full Redis needs this process
-            while readings.shards() and not self.has_room.wait(LOOK_S):
+            while read_plan.shards() and not self.has_room.wait(LOOK_S):
                 if self._is_over():
                     return
-            if not readings.shards() and (attempt > 0 or self.is_warm):
+            if not read_plan.shards() and (attempt > 0 or self.is_warm):
                 return  # all were lost meanwhile; those that come back begin at their positions
             with self._in_batch:
                 if self._is_over():
                     return
                 began = time.monotonic()
                 # Each try runs all tasks again: records below the position change nothing.
-                done: list[Stored] = reports(batch.collect())
-                self._record_stored(done, readings)
+                done: list[ShardResult] = reports(batch.collect())
+                self._record_stored(done, read_plan)
                 costs.note(done)
                 records = sum(stored.taken.accepted + stored.taken.invalid for stored in done)
                 self.metrics.batch(records, time.monotonic() - began)
             if all(stored.problem is None or stored.is_behind for stored in done):
                 # It may have been empty, but everything is warm now.
                 self._has_run.set()
-                self._note_read(frozenset(stored.shard for stored in done), readings)
+                self._note_read(frozenset(stored.shard for stored in done), read_plan)
                 return
             self._stopping.wait(FIRST_PAUSE_S * 2**attempt)
         raise RuntimeError(f"batch {number} is still incomplete after {TRIES} tries")
@@ -247,14 +247,14 @@ class IntakeStream:
     def _is_over(self) -> bool:
         return self._is_ending or self._stopping.is_set()
 
-    def _note_read(self, shards: frozenset[Shard], readings: Readings) -> None:
+    def _note_read(self, shards: frozenset[Shard], read_plan: ReadPlan) -> None:
         with self._lock:
             before = self._in_query
-            self._in_query = (before | shards) & readings.shards()
+            self._in_query = (before | shards) & read_plan.shards()
         if self._in_query != before:
             logger.info("reading %d shards", len(self._in_query))
 
-    def _record_stored(self, done: list[Stored], readings: Readings) -> None:
+    def _record_stored(self, done: list[ShardResult], read_plan: ReadPlan) -> None:
         for stored in done:
             shard, problem = stored.shard, stored.problem
             self.metrics.taken(shard, stored.taken)
@@ -265,7 +265,7 @@ class IntakeStream:
             elif stored.is_silent or stored.is_behind:
                 self._unread.leave_out(stored, problem)
                 with self._lock:
-                    self._end([shard], readings)
+                    self._end([shard], read_plan)
             elif stored.is_full:
                 self.pause_intake(f"{problem}; requests wait in Kafka until it has room")
             else:

@@ -19,7 +19,7 @@ from blackbox.core.intake import Intake, Taken
 from blackbox.core.parsing import Parsed, parse
 from blackbox.core.plan import Batch
 from blackbox.engine.spark.read_costs import Stopwatch
-from blackbox.engine.spark.stored import NOTHING_TAKEN, Stored, sum_of
+from blackbox.engine.spark.shard_result import NOTHING_TAKEN, ShardResult, sum_of
 from blackbox.index.bus import Bus
 from blackbox.index.connection import pool
 from blackbox.index.redis_servers import RedisServers
@@ -91,9 +91,9 @@ class _Intakes:
         self._identified_s = float("-inf")
         self._open_shards: dict[Shard, tuple[ShardIndex, Intake]] = {}
 
-    def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[Stored]:
+    def take_in(self, rows: Iterator[pa.RecordBatch]) -> list[ShardResult]:
         """Store the ranges in these rows; while Redis is busy with one batch, read and parse the next."""
-        done: dict[Shard, Stored] = {}
+        done: dict[Shard, ShardResult] = {}
         watch, stored_now = Stopwatch(), None
         coming = self._parsed(rows, watch)
         next_one: list[tuple[Shard, Parsed | _Unread] | Exception] = []
@@ -112,7 +112,7 @@ class _Intakes:
             if isinstance(found, Exception):
                 raise found
             shard, batch = found
-            so_far = done.setdefault(shard, Stored(shard, NOTHING_TAKEN, batch.start))
+            so_far = done.setdefault(shard, ShardResult(shard, NOTHING_TAKEN, batch.start))
             if so_far.problem is not None:
                 pass  # it would leave a gap: the next batch reads on from the position
             elif isinstance(batch, _Unread):
@@ -155,7 +155,9 @@ class _Intakes:
             yield shard, parsed
         yield from unread
 
-    def _store(self, so_far: Stored, parsed: Parsed, while_busy: Callable[[], None]) -> Stored:
+    def _store(
+        self, so_far: ShardResult, parsed: Parsed, while_busy: Callable[[], None]
+    ) -> ShardResult:
         shard = so_far.shard
         was_open = shard in self._open_shards
         try:
@@ -172,7 +174,7 @@ class _Intakes:
             self._drop(shard)
             return self._stopped(so_far, reason)
 
-    def _stopped(self, so_far: Stored, reason: RecoveryRequired | IndexFull) -> Stored:
+    def _stopped(self, so_far: ShardResult, reason: RecoveryRequired | IndexFull) -> ShardResult:
         if isinstance(reason, RecordsRemoved):
             # Only an opening moves the position past them. The owner does not read the topic, so it has to be told.
             with suppress(IndexLost):

@@ -21,10 +21,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from blackbox.engine.spark.batch_size import FIRST_COST_S, Costs, batch_ends
 from blackbox.engine.spark.read_costs import costs_in
-from blackbox.engine.spark.readings import Begun, told_in
-from blackbox.journal.ends import Ends, Offsets, Partition
+from blackbox.engine.spark.read_plan import ShardStart, read_plan_from
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
+from blackbox.journal.readable_bounds import Offsets, Partition, ReadableBounds
 
 FORMAT = "blackbox-kafka"
 
@@ -63,14 +63,14 @@ class KafkaSource(DataSource):
         given = {name.lower(): value for name, value in self.options.items()}
         most_offsets = int(given["maxoffsetspertrigger"])
         return StreamReader(
-            self.access, most_offsets, Path(given["readings"]), Path(given["costs"])
+            self.access, most_offsets, Path(given["read_plan"]), Path(given["costs"])
         )
 
 
 class Reading(NamedTuple):
     """How far a partition is planned, from where it was begun."""
 
-    begun: Begun
+    begun: ShardStart
     end: int
 
 
@@ -85,15 +85,15 @@ class Ranges(InputPartition):
 
 @dataclass(eq=False, repr=False)
 class StreamReader(DataSourceStreamReader):
-    """Plans the micro-batches of a stream, of the partitions that are in the file `readings` at that time."""
+    """Plans the micro-batches of a stream, of the partitions that are in the file `read_plan` at that time."""
 
     access: KafkaAccess
     most_offsets: int
-    readings: Path
+    read_plan: Path
     costs: Path
 
     def __post_init__(self) -> None:
-        self._ends: Ends | None = None
+        self._ends: ReadableBounds | None = None
         self._is_first = True
         self._latest: Offsets = {}
 
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader):
             # The first batch of a partition has a row for it, also without records: all gets warm.
             if is_new or first < stop:
                 ranges.append(Range(*at, first, stop))
-        tasks = told_in(self.readings).tasks
+        tasks = read_plan_from(self.read_plan).tasks
         if not ranges:
             # A query begins without shards, and so warms up the workers.
             return [Ranges(())] * (1 if before else tasks)
@@ -141,36 +141,36 @@ class StreamReader(DataSourceStreamReader):
 
     def _next(self, before: Plan, most: int | None) -> Plan:
         # Created late: the reader is pickled for the tasks, and clients cannot be.
-        self._ends = self._ends or Ends(self.access)
+        self._ends = self._ends or ReadableBounds(self.access)
         was_first, self._is_first = self._is_first, False
-        begun = told_in(self.readings).begun
+        begun = read_plan_from(self.read_plan).begun
         start = _continued(before, begun)
         end = self._reachable(self._ends, start)
         if end == start and _begun(before) == begun and not was_first:
             until_s = time.monotonic() + AWAITED_S
             while not self._ends.wait_for_records(start, LOOK_S):
-                if (begun := told_in(self.readings).begun) != _begun(before):
+                if (begun := read_plan_from(self.read_plan).begun) != _begun(before):
                     break
                 if time.monotonic() > until_s:
                     return before
             start = _continued(before, begun)
             end = self._reachable(self._ends, start)
         if most is not None:
-            tasks = told_in(self.readings).tasks
+            tasks = read_plan_from(self.read_plan).tasks
             end = batch_ends(start, end, most, costs_in(self.costs), tasks)
         return {at: Reading(begun[at], stop) for at, stop in end.items()}
 
-    def _reachable(self, ends: Ends, start: Offsets) -> Offsets:
+    def _reachable(self, ends: ReadableBounds, start: Offsets) -> Offsets:
         """How far to read. Partitions that cannot be read stay where they are; IntakeStream reports them."""
         self._latest, _ = reachable(ends, start)
         return start | self._latest
 
 
-def _begun(plan: Plan) -> dict[Partition, Begun]:
+def _begun(plan: Plan) -> dict[Partition, ShardStart]:
     return {at: reading.begun for at, reading in plan.items()}
 
 
-def _continued(before: Plan, begun: Mapping[Partition, Begun]) -> Offsets:
+def _continued(before: Plan, begun: Mapping[Partition, ShardStart]) -> Offsets:
     """Where to read on what is still read, and where to begin the rest."""
     return {
         at: before[at].end if at in before and before[at].begun == now else now.start
@@ -178,7 +178,7 @@ def _continued(before: Plan, begun: Mapping[Partition, Begun]) -> Offsets:
     }
 
 
-def reachable(ends: Ends, start: Offsets) -> tuple[Offsets, dict[Partition, str]]:
+def reachable(ends: ReadableBounds, start: Offsets) -> tuple[Offsets, dict[Partition, str]]:
     """How far each partition can be read now, and why some cannot."""
     found, silent = ends.last_of_each(start)
     lost = {at: str(why) for at, why in silent.items()}
@@ -221,7 +221,7 @@ def for_spark(plan: Plan) -> dict[str, Any]:
 
 def from_spark(found: Mapping[str, Mapping[str, Sequence[int]]]) -> Plan:
     return {
-        (topic, int(partition)): Reading(Begun(number, start), end)
+        (topic, int(partition)): Reading(ShardStart(number, start), end)
         for topic, places in found.items()
         for partition, (number, start, end) in places.items()
     }

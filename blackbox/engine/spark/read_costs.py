@@ -11,8 +11,8 @@ import orjson
 
 from blackbox.engine.spark.batch_size import FIRST_COST_S
 from blackbox.engine.spark.plan_file import write_whole
-from blackbox.engine.spark.stored import Stored
-from blackbox.journal.ends import Partition
+from blackbox.engine.spark.shard_result import ShardResult
+from blackbox.journal.readable_bounds import Partition
 from blackbox.records.request import Shard
 
 # Fixed costs, 0.1 s on a busy machine, dominate a range that is both shorter and quicker.
@@ -45,7 +45,7 @@ class ReadCosts:
         self.path = path
         self._costs: dict[Shard, float] = {}
 
-    def note(self, done: Iterable[Stored]) -> None:
+    def note(self, done: Iterable[ShardResult]) -> None:
         """Note what the tasks of a batch measured, unless a problem held them up."""
         for one in done:
             if one.problem is not None or not one.offsets:

@@ -9,8 +9,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from blackbox.engine.metrics import Metrics
+from blackbox.engine.spark.shard_result import ShardResult
 from blackbox.engine.spark.silent_shards import SilentShards
-from blackbox.engine.spark.stored import Stored
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.spark.intake")
@@ -75,7 +75,7 @@ class UnreadShards:
                 self._behind = {at: left for at, left in self._behind.items() if at != shard}
             logger.info("%s is read again", shard)
 
-    def leave_out(self, stored: Stored, why: str) -> None:
+    def leave_out(self, stored: ShardResult, why: str) -> None:
         """Leave out a shard that was silent, or could not take its batch."""
         shard = stored.shard
         if stored.is_silent:

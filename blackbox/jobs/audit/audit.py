@@ -26,7 +26,6 @@ from blackbox.jobs.audit.positions import (
     positions_behind,
 )
 from blackbox.jobs.audit.request_statuses import (
-    CLOCKS_APART_MS,
     REQUEST_COLUMNS,
     STATUS_COLUMNS,
     request_statuses,
@@ -37,6 +36,7 @@ from blackbox.jobs.audit.tasks import HELD, HeldRows
 from blackbox.jobs.audit.tuning import tune, tune_for_few
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.topics import Topics, receipts_topic
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.request import Shard
 from blackbox.spark.job_failures import AuditError
 from blackbox.spark.journals import JournalTables, Reach, of_table, reach

@@ -24,6 +24,7 @@ from pyspark.sql.functions import min as smallest
 
 from blackbox.jobs.audit.conditions import any_of, is_true, may_have_hidden_receipt
 from blackbox.jobs.audit.replacements import REPLACED, delivered_as_well, too_late
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.spark.journals import PLACE, SHARD, ignored, without_void
 
 REQUEST_COLUMNS = [
@@ -38,7 +39,6 @@ STATUS_COLUMNS = [
     "to_topic", "to_partition", "to_offset", "ended_by",
 ]  # fmt: skip
 
-CLOCKS_APART_MS = 60_000
 
 STATES = (
     "pending", "delivered", "dead", "cancelled", "replaced", "expired", "invalid", "unread",

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from blackbox.config.settings import Settings
 from blackbox.jobs.audit.request_statuses import SPANS
 from blackbox.jobs.audit.tasks import FOUND, FoundRows
-from blackbox.journal.ends import Ends
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import Range
+from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.errors import NotAllowed
 from blackbox.spark.journals import pieces
@@ -51,7 +51,7 @@ class TargetPartitions:
         copies = settings.history_topic if settings.schedule_topics else None
         described = _described([name for name in names if name != copies], access)
         there = [(topic, p) for topic, (count, _) in described.items() for p in range(count)]
-        with closing(Ends(access)) as ends:
+        with closing(ReadableBounds(access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
         partitions = [Range(*at, begins[at], lasts[at]) for at in there]
         compacted = {topic for topic, (_, is_compacted) in described.items() if is_compacted}
@@ -70,7 +70,7 @@ class TargetPartitions:
     def spans(self) -> DataFrame:
         """The offsets that are left of them; see SPANS. Retention may have removed some while they were read."""
         there = [(one.topic, one.partition) for one in self.partitions]
-        with closing(Ends(self.access)) as ends:
+        with closing(ReadableBounds(self.access)) as ends:
             begins = ends.first(there)
         rows = [
             (*at, begins[at], one.end, one.topic in self.compacted)

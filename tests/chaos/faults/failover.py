@@ -8,7 +8,7 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.faults.redis import begun, both
 from tests.chaos.scene import Scene
 from tests.chaos.servers import frozen
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.world import until
 

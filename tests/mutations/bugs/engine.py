@@ -121,8 +121,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            if not readings.shards() and (attempt > 0 or self.is_warm):\n",
-                "            if not readings.shards() and self.is_warm:\n",
+                "            if not read_plan.shards() and (attempt > 0 or self.is_warm):\n",
+                "            if not read_plan.shards() and self.is_warm:\n",
             ),
         ),
         (),
@@ -136,8 +136,8 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            self._end(cannot.keys() | back, readings)\n",
-                "            self._end(cannot.keys(), readings)\n",
+                "            self._end(cannot.keys() | back, read_plan)\n",
+                "            self._end(cannot.keys(), read_plan)\n",
             ),
         ),
         (),
@@ -165,7 +165,7 @@ BUGS = (
         (
             Change(
                 "engine/spark/intake_stream.py",
-                "            while readings.shards() and not self.has_room.wait(LOOK_S):\n",
+                "            while read_plan.shards() and not self.has_room.wait(LOOK_S):\n",
                 "            while not self.has_room.wait(LOOK_S):\n",
             ),
         ),

@@ -65,7 +65,7 @@ BUGS = (
         "Spark: if one partition does not return its end, no partition is read.",
         (
             Change(
-                "journal/ends.py",
+                "journal/readable_bounds.py",
                 "        found, silent = self._by_leader_with_retries(asked)\n",
                 '        raise JournalLost("a partition does not answer")\n',
             ),
@@ -131,7 +131,7 @@ BUGS = (
         (
             Change(
                 "journal/request_reader.py",
-                "            if detour.is_over:\n",
+                "            if reader.is_over:\n",
                 "            if False:\n",
             ),
         ),

@@ -10,7 +10,7 @@ BUGS = (
         "The first receipt for a topic that was created again has no low-water mark.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "        return replace(self.barrier, mark=Mark(self.begins, end))\n",
                 "        return self.barrier\n",
             ),
@@ -36,7 +36,7 @@ BUGS = (
         "A rebind writes the requests of an old topic's index again although the new topic has been opened since.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "bool(groups & {self.ours.group, kept.binding.group})",
                 "False",
             ),
@@ -75,7 +75,9 @@ BUGS = (
         "A rebind writes a request again although a later record with its caller id replaced or cancelled it.",
         (
             Change(
-                "rebind/since.py", "newer.caller_ids.update(touched_by(changes).caller_ids)", "pass"
+                "rebind/later_records.py",
+                "newer.caller_ids.update(touched_by(changes).caller_ids)",
+                "pass",
             ),
         ),
         (),
@@ -99,7 +101,7 @@ BUGS = (
         "A rebind keeps an index from before its receipts topic was opened.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "        if by is None and not is_same and openings(journal, self.ours.topic_id):\n",
                 "        if False:\n",
             ),
@@ -112,7 +114,7 @@ BUGS = (
         "The receipt of a rebind does not name the index whose requests were written again.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut), rebound=rebound,",
                 "group=self.ours.group, unknown_ms=unknown_ms, cut=list(cut),",
             ),
@@ -125,9 +127,9 @@ BUGS = (
         "A rebind of an index from before a log became shorter writes the lost requests again, although their outcomes are unknown.",
         (
             Change(
-                "rebind/decide.py",
-                "Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
-                "Gone(self.ours.topic_id, first, since, is_open)",
+                "rebind/decision.py",
+                "MissingRequests(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
+                "MissingRequests(self.ours.topic_id, first, since, is_open)",
             ),
         ),
         (),
@@ -138,7 +140,7 @@ BUGS = (
         "A rebind of an older index records the same cut again, which voids the outcomes since the first one.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "cut=[] if explained else [lost]",
                 "cut=[first]",
             ),
@@ -151,7 +153,7 @@ BUGS = (
         "A rebind writes requests to any partition although the number of partitions is the same as before.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "    return not former or max(former) + 1 == count\n",
                 "    return not former\n",
             ),
@@ -162,7 +164,7 @@ BUGS = (
     Bug(
         "cancels-by-id-not-heard",
         "A rebind writes a request again although a later record cancelled it by its id.",
-        (Change("rebind/since.py", " or id in self.cancelled\n", "\n"),),
+        (Change("rebind/later_records.py", " or id in self.cancelled\n", "\n"),),
         (),
         (),
     ),
@@ -184,7 +186,7 @@ BUGS = (
         "A rebind skips records that callers wrote after the log lost its end, if the log is still shorter than before.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "    places = [requests.end, since, tail",
                 "    places = [requests.end, tail",
             ),
@@ -223,7 +225,7 @@ BUGS = (
         "A rebind writes no receipt for a former partition whose requests it has written again.",
         (
             Change(
-                "rebind/decide.py",
+                "rebind/decision.py",
                 "        return shard.partition < self.receipts_count\n",
                 "        return shard.partition < min(self.count, self.receipts_count)\n",
             ),

@@ -110,11 +110,11 @@ def test_dead_letters_are_parked_while_their_topic_is_missing(
     did = dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1]
-    assert (did.dead, did.retried) == ({}, 1)
+    assert (did.dead, did.postponed) == ({}, 1)
     [(score, offset)] = held(client).due
     assert (band_at(score), offset) == (next(bands_of(parking.LETTERS)), 0)
     for second in range(10):
-        assert dispatch.tick(NOW_MS + 1000 * second).retried == 0, "it is not touched again"
+        assert dispatch.tick(NOW_MS + 1000 * second).postponed == 0, "it is not touched again"
     targets.refusals.clear()
     dispatch.tick(NOW_MS + 10_000)
     assert told(letter(writer, 0)) == ("not-json", "no JSON")
@@ -144,7 +144,7 @@ def test_a_dead_letter_too_large_in_every_form_is_retried_a_minute_later(
     did = dispatch.tick(NOW_MS)
 
     assert [o.topic for o in writer.committed] == ["orders"]
-    assert (did.due_ms, did.retried) == ([NOW_MS], 3)
+    assert (did.due_ms, did.postponed) == ([NOW_MS], 3)
     assert held(client).due == [(NOW_MS + 60_000, offset) for offset in (0, 1, 3)]
     assert stored_entry(client, 3).reason == Reason.TOO_LARGE
     [line] = [record.message for record in caplog.records if "stay pending" in record.message]
@@ -200,9 +200,9 @@ def test_dead_letters_are_parked_while_their_topic_is_paused(
     pend(*(invalid() for _ in range(3)))
     shared = SharedState(connections)
     shared.pause(LETTERS, NOW_MS, [SHARD])
-    assert dispatch.tick(NOW_MS).retried == 3
+    assert dispatch.tick(NOW_MS).postponed == 3
     for _ in range(3):
-        assert dispatch.tick(NOW_MS).retried == 0
+        assert dispatch.tick(NOW_MS).postponed == 0
     shared.resume(LETTERS, [SHARD])
     for _ in range(2):
         dispatch.tick(NOW_MS)

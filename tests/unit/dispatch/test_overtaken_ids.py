@@ -33,7 +33,7 @@ def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     did = dispatch.tick(NOW_MS)
 
     assert "abort" in writer.calls
-    assert (did.targets, did.retried) == ({"bills": 1}, 1)
+    assert (did.targets, did.postponed) == ({"bills": 1}, 1)
     assert [outgoing.topic for outgoing in writer.committed] == ["bills"]
     assert held(client).due == [(NOW_MS + 1000, 0)]
     assert not client.exists(PREFIX + "in-flight")

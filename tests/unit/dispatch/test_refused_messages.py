@@ -195,7 +195,7 @@ def test_the_parts_of_a_transaction_are_limited_and_do_not_delay_others(
 
     assert writer.sent_to("orders") == [MOST_PARTS + 11]
     assert writer.sent_to("strict") == list(range(MOST_PARTS + 1))
-    assert (len(did.due_ms), did.retried) == (MOST_PARTS + 2, 10)
+    assert (len(did.due_ms), did.postponed) == (MOST_PARTS + 2, 10)
     dispatch.tick(NOW_MS + 1000)
     assert writer.sent_to("strict") == list(range(MOST_PARTS + 11))
 
@@ -274,7 +274,7 @@ def test_the_number_of_suspects_per_tick_is_limited(
     did = dispatch.tick(NOW_MS)
 
     assert writer.calls.count("commit") == ALONE_PER_TICK
-    assert did.retried == 2
+    assert did.postponed == 2
     assert [due_ms > NOW_MS for due_ms, _ in held(client).due] == [True, True]
 
 
@@ -353,7 +353,7 @@ def test_at_least_once_delivers_what_kafka_accepts_and_postpones_the_rest(
 
     assert writer.receipts[0].delivered == {"orders/0": [(0, 0), (3, 1)]}
     assert sorted(writer.receipts[0].removals()) == [0, 3]
-    assert (did.due_ms, did.retried) == ([NOW_MS, NOW_MS], 2)
+    assert (did.due_ms, did.postponed) == ([NOW_MS, NOW_MS], 2)
     assert sorted(held(client).offsets()) == [1, 2]
     assert targets.strict["strict"].one_by_one
 

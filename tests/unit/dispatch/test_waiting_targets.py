@@ -51,7 +51,7 @@ def test_a_missing_target_is_retried_with_growing_delays_and_then_dead_lettered(
             [(at_ms, _)] = held(client).due
             assert did.next_due_ms == at_ms
             waits_s.append((at_ms - now_ms) / 1000)
-            assert dispatch.tick(at_ms - 1).retried == 0
+            assert dispatch.tick(at_ms - 1).postponed == 0
             now_ms = at_ms
 
     assert waits_s == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -125,11 +125,11 @@ def test_a_parked_request_is_not_touched_until_its_target_accepts_messages(
     pend(*(to() for _ in range(5)), to(due_ms=NOW_MS + 9))
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     did = dispatch.tick(NOW_MS)
-    assert (did.retried, did.next_due_ms) == (5, NOW_MS + 9)
+    assert (did.postponed, did.next_due_ms) == (5, NOW_MS + 9)
     parked = held(client)
     for number in range(3):
         did = dispatch.tick(NOW_MS + number)
-        assert (did.retried, did.oldest_ms, did.pending) == (0, NOW_MS + 9, 6)
+        assert (did.postponed, did.oldest_ms, did.pending) == (0, NOW_MS + 9, 6)
     assert held(client) == parked
     assert Inspector(index.connections).pending_at(SHARD, 0).next_try_ms is None  # type: ignore[union-attr]
 
@@ -143,7 +143,7 @@ def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
     pend(*(to(due_ms=NOW_MS + ms) for ms in due))
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(batch_limit=4)
-    while dispatch.tick(NOW_MS + 10).retried:
+    while dispatch.tick(NOW_MS + 10).postponed:
         pass
     assert not writer.committed
     if is_reopened:
@@ -183,7 +183,7 @@ def test_a_resumed_target_catches_up_under_its_own_load(
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(batch_limit=20)
     pend(*(to() for _ in range(100)))
-    while dispatch.tick(NOW_MS).retried:
+    while dispatch.tick(NOW_MS).postponed:
         pass
     targets.refusals.clear()
     for number in range(1, 100):
@@ -236,7 +236,7 @@ def test_a_target_that_loses_its_leader_again_does_not_delay_others(
     targets.refusals["orders"] = away
     dispatch = make(batch_limit=4)
     pend(*(to() for _ in range(20)))
-    while dispatch.tick(NOW_MS).retried:
+    while dispatch.tick(NOW_MS).postponed:
         pass
     pend(*(to("bills", NOW_MS + number) for number in range(20)))
     targets.refusals.clear()
@@ -261,7 +261,7 @@ def test_a_request_due_with_the_last_of_a_backlog_is_not_parked_behind_it(
     dispatch.tick(NOW_MS)
     targets.refusals.clear()
     pend(to(due_ms=NOW_MS + 1))
-    assert dispatch.tick(NOW_MS + 1).retried == 0
+    assert dispatch.tick(NOW_MS + 1).postponed == 0
     assert writer.sent_to("orders") == [0, 1]
 
 
@@ -365,7 +365,7 @@ def test_the_next_owner_does_not_touch_parked_requests(
     parked = held(client)
     later = make()
     for number in range(3):
-        assert later.tick(NOW_MS + number).retried == 0
+        assert later.tick(NOW_MS + number).postponed == 0
     assert held(client) == parked
     shared.resume("orders", [SHARD])
     assert later.tick(NOW_MS + 9).is_full, "the next tick follows at once"
@@ -378,7 +378,7 @@ def test_parked_requests_do_not_reduce_the_batches_of_other_targets(
     pend(*(to() for _ in range(20)))
     targets.refusals["orders"] = (Reason.UNREACHABLE, "no leader")
     dispatch = make(batch_limit=4)
-    while dispatch.tick(NOW_MS).retried:
+    while dispatch.tick(NOW_MS).postponed:
         pass
     targets.refusals.clear()
     pend(*(to("bills", due_ms=NOW_MS + number) for number in range(20)))
@@ -526,7 +526,7 @@ def test_a_thousand_requests_without_a_target_do_not_delay_others(
     targets.refusals["gone"] = UNKNOWN
 
     first = dispatch.tick(NOW_MS)
-    assert (first.retried, first.is_full) == (1000, True)
+    assert (first.postponed, first.is_full) == (1000, True)
     dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1000]
@@ -544,7 +544,7 @@ def test_postponing_requests_costs_no_extra_round_trips(
     did = dispatch.tick(NOW_MS)
 
     assert held(client).due == [(NOW_MS + 1000, 0), (NOW_MS + 1000, 2)]
-    assert (did.retried, did.due_ms, did.next_due_ms) == (2, [NOW_MS], NOW_MS + 1000)
+    assert (did.postponed, did.due_ms, did.next_due_ms) == (2, [NOW_MS], NOW_MS + 1000)
 
 
 def test_requests_being_postponed_are_not_read_ahead(
@@ -557,7 +557,7 @@ def test_requests_being_postponed_are_not_read_ahead(
     first, second = dispatch.tick(NOW_MS), dispatch.tick(NOW_MS)
 
     assert writer.sent_to("orders") == [1, 2, 3, 4, 5]
-    assert (first.retried, second.retried) == (1, 0)
+    assert (first.postponed, second.postponed) == (1, 0)
     assert (first.pending, second.pending) == (6, 4)
 
 
@@ -575,4 +575,4 @@ def test_a_request_that_a_full_redis_cannot_postpone_is_retried_at_the_next_poll
     did = dispatch.tick(NOW_MS)
 
     assert held(client).due == [(NOW_MS, 0)]
-    assert did.retried == 0
+    assert did.postponed == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.cluster import Cluster, kill_tree, python_without_blackbox
+from tests.servers.spark_cluster import Cluster, kill_tree, python_without_blackbox
 from tests.world import World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(400)]

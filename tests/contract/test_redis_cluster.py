@@ -26,7 +26,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, loaded, store
-from tests.servers.cluster import ClusterServers
+from tests.servers.redis_cluster import ClusterServers
 from tests.world import until
 
 

@@ -1,3 +1,5 @@
+"""Waiting for a condition, and whether a process lives."""
+
 from __future__ import annotations
 
 import time

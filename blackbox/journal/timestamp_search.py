@@ -11,7 +11,7 @@ MOST_PASSED_OVER = 100
 """More records of the future one after the other are not passed over: what is in doubt stays."""
 
 
-def first_young(
+def first_within(
     record_from: RecordFrom, start: int, end: int, since_ms: int, latest_ms: int
 ) -> int:
     """The first offset from `start` on whose record has a timestamp from `since_ms` to `latest_ms`, or `end`.

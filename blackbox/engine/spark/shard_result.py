@@ -12,7 +12,7 @@ from blackbox.records.request import Shard
 NOTHING_TAKEN = Taken(0, 0, 0, 0, None)
 
 
-class Stored(NamedTuple):
+class ShardResult(NamedTuple):
     """`problem` says why not all of the shard's records are in the index.
 
     Everything below `position` is in the index, as far as the task knows. `is_full`: Redis has no room.
@@ -31,13 +31,13 @@ class Stored(NamedTuple):
     offsets: int = 0
     seconds: float = 0.0
 
-    def with_more(self, taken: Taken, position: int, offsets: int) -> Stored:
+    def with_more(self, taken: Taken, position: int, offsets: int) -> ShardResult:
         """After another batch of the shard."""
         return self._replace(
             taken=sum_of(self.taken, taken), position=position, offsets=self.offsets + offsets
         )
 
-    def stopped_by(self, reason: RecoveryRequired | IndexFull) -> Stored:
+    def stopped_by(self, reason: RecoveryRequired | IndexFull) -> ShardResult:
         return self._replace(
             problem=str(reason),
             is_full=isinstance(reason, IndexFull),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from blackbox.core.index_preparation import CLOCKS_APART_MS
 from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
 from blackbox.core.receipt_history import (
     RebindReceipt,
@@ -20,7 +19,7 @@ from blackbox.core.receipt_history import (
 )
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.records.clock import Clock
+from blackbox.records.clock import CLOCKS_APART_MS, Clock
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
@@ -33,7 +32,7 @@ TAIL = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class MissingRequests:
     """The requests of an index that are not in the current topic: those from the offset `first` on.
 
     Receipts from `since` on name their outcomes; None: no receipts do. `is_open`: such receipts can still
@@ -58,7 +57,7 @@ class Decision:
 
     why: str
     barrier: Receipt | None = None
-    gone: Gone | None = None
+    gone: MissingRequests | None = None
     positions: Positions | None = None
     first: int | None = None
     is_emptied: bool = False
@@ -79,7 +78,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
+class Decider:
     """Decides for the shards of one request topic of `count` partitions; its receipts have `receipts_count`.
 
     `ours` is what an index should belong to.
@@ -90,7 +89,7 @@ class Decide:
     receipts_count: int
     journal: Callable[[int], ShardJournal]
 
-    def __call__(self, index: ShardIndex) -> Decision:
+    def decide(self, index: ShardIndex) -> Decision:
         shard, kept = index.shard, index.load()
         journal = self.journal(shard.partition)
         requests = journal.request_bounds() if shard.partition < self.count else Bounds(0, 0)
@@ -143,7 +142,7 @@ class Decide:
         is_unknown = bool(groups & {self.ours.group, kept.binding.group})
         is_open = self.has_receipts(shard) and not opened
         why = "an index from before the topic was opened" if is_unknown else "another topic"
-        gone = Gone(
+        gone = MissingRequests(
             kept.binding.topic_id,
             0,
             self._receipts_since(kept, receipts, is_open),
@@ -197,7 +196,7 @@ class Decide:
         )
         is_open = self.has_receipts(shard) and not lacks_receipts
         since = self._receipts_since(kept, receipts, is_open)
-        gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
+        gone = MissingRequests(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
         return Decision(
             why, barrier, gone, positions, first, since=receipts_from, unknown_ms=unknown_ms
         )

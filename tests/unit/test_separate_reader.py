@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from blackbox.core.plan import Batch, Bounds
-from blackbox.journal import detour, request_reader
-from blackbox.journal.detour import MOST_WITHOUT_CONTENT, Detour
+from blackbox.journal import request_reader, separate_reader
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.request_reader import RequestReader
+from blackbox.journal.separate_reader import MOST_WITHOUT_CONTENT, SeparateReader
 from blackbox.records.request import Shard
 from tests.world import until
 
@@ -60,16 +60,18 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detour, "PartitionReader", Reader)
-    monkeypatch.setattr(detour, "FAILED_S", 0)
+    monkeypatch.setattr(separate_reader, "PartitionReader", Reader)
+    monkeypatch.setattr(separate_reader, "FAILED_S", 0)
     monkeypatch.setattr(Reader, "reads", with_content)
 
 
-def started(longest_s: float = 60.0) -> Detour:
-    return Detour(KafkaAccess("127.0.0.1:9092", "blackbox"), SHARD, START, longest_s=longest_s)
+def started(longest_s: float = 60.0) -> SeparateReader:
+    return SeparateReader(
+        KafkaAccess("127.0.0.1:9092", "blackbox"), SHARD, START, longest_s=longest_s
+    )
 
 
-def taken(one: Detour) -> Batch:
+def taken(one: SeparateReader) -> Batch:
     return until("something is read", one.take)
 
 

@@ -30,7 +30,7 @@ FAILED_S = 1.0
 CLOSE_S = 3.0
 
 
-class Detour:
+class SeparateReader:
     """Reads a shard from `position` on, to the end that it has at the start, or for about `longest_s`.
 
     `position` is the next offset of what was not taken yet. Only the thread that created it may use it.
@@ -45,7 +45,7 @@ class Detour:
         self._ends_s = time.monotonic() + longest_s
         self._found: Queue[Batch] = Queue(BATCHES_AHEAD)
         self._stopped = Event()
-        self._thread = Thread(target=self._run, name=f"detour {shard}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"separate reader {shard}", daemon=True)
         self._thread.start()
 
     @property

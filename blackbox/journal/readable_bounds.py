@@ -54,7 +54,7 @@ _FINAL = (
 )
 
 
-class Ends:
+class ReadableBounds:
     """Where partitions begin and how far they can be read now, for the planner of a stream.
 
     Waits for the end of an outage for 30 s; then every method raises JournalLost. Not safe for use

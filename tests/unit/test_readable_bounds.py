@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 import pytest
 
-from blackbox.journal.ends import Ends, Offsets, Partition
 from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.readable_bounds import Offsets, Partition, ReadableBounds
 from blackbox.records.errors import JournalLost, RecoveryRequired
 
 GOOD, BAD = ("good", 0), ("bad", 0)
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+def ends(monkeypatch: pytest.MonkeyPatch) -> ReadableBounds:
     """Whose brokers do not answer for all partitions at once."""
 
     def offsets(asked: Sequence[Partition], end: int, patience_s: float) -> Offsets:
         assert patience_s == 0, "a hanging broker would delay all partitions"
         raise JournalLost("no answer")
 
-    monkeypatch.setattr("blackbox.journal.ends.OUTAGE_LOOK_S", 0.0)
-    ends = Ends(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
+    monkeypatch.setattr("blackbox.journal.readable_bounds.OUTAGE_LOOK_S", 0.0)
+    ends = ReadableBounds(KafkaAccess("127.0.0.1:1", "unit", {"log_level": "0"}))
     monkeypatch.setattr(ends, "_offsets", offsets)
     return ends
 
 
 def test_each_retry_of_a_lookup_of_leaders_uses_a_new_client(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: ReadableBounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[object]()
 
@@ -50,7 +50,7 @@ def test_each_retry_of_a_lookup_of_leaders_uses_a_new_client(
 
 
 def test_an_error_is_raised_if_no_broker_answers_for_a_while(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: ReadableBounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_leader(
         partitions: Sequence[Partition],
@@ -58,6 +58,6 @@ def test_an_error_is_raised_if_no_broker_answers_for_a_while(
         raise JournalLost("no answer")
 
     monkeypatch.setattr(ends, "_by_leader", by_leader)
-    monkeypatch.setattr("blackbox.journal.ends.OUTAGE_S", 0.0)
+    monkeypatch.setattr("blackbox.journal.readable_bounds.OUTAGE_S", 0.0)
     with pytest.raises(JournalLost, match="no answer"):
         ends.last_of_each([GOOD, BAD])

@@ -10,25 +10,25 @@ from typing import NamedTuple
 import orjson
 
 from blackbox.engine.spark.plan_file import write_whole
-from blackbox.journal.ends import Partition
+from blackbox.journal.readable_bounds import Partition
 from blackbox.records.request import Shard
 
 
-class Begun(NamedTuple):
+class ShardStart(NamedTuple):
     """Where a shard was begun. It gets a higher number each time, so that the plan forgets how far it was."""
 
     number: int
     start: int
 
 
-class Told(NamedTuple):
+class PlannedReads(NamedTuple):
     """What the plan is to do."""
 
     tasks: int
-    begun: dict[Partition, Begun]
+    begun: dict[Partition, ShardStart]
 
 
-class Readings:
+class ReadPlan:
     """Keeps them in a file, because Spark plans batches in a process of its own.
 
     Safe for use from two threads at once.
@@ -47,7 +47,7 @@ class Readings:
         """Read these shards from these offsets on, from the next batch that is planned."""
         with self._lock:
             self._number += 1
-            begun = {shard: Begun(self._number, start) for shard, start in starts.items()}
+            begun = {shard: ShardStart(self._number, start) for shard, start in starts.items()}
             self._write(self._tasks, self._begun | begun)
 
     def end(self, shards: Iterable[Shard]) -> None:
@@ -63,13 +63,15 @@ class Readings:
             if tasks != self._tasks:
                 self._write(tasks, self._begun)
 
-    def _write(self, tasks: int, begun: dict[Shard, Begun]) -> None:
+    def _write(self, tasks: int, begun: dict[Shard, ShardStart]) -> None:
         rows = [[*shard, *at] for shard, at in begun.items()]
         write_whole(self.path, orjson.dumps([tasks, rows]))
         self._tasks, self._begun = tasks, begun
 
 
-def told_in(path: Path) -> Told:
+def read_plan_from(path: Path) -> PlannedReads:
     """What was written last."""
     tasks, rows = orjson.loads(path.read_bytes())
-    return Told(tasks, {(topic, at): Begun(number, start) for topic, at, number, start in rows})
+    return PlannedReads(
+        tasks, {(topic, at): ShardStart(number, start) for topic, at, number, start in rows}
+    )
