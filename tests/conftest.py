@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.redis import find_redis
 from tests.alone import Alone
-from tests.promises import NO_TOOL, Promises
+from tests.guarantees import NO_TOOL, GuaranteedTests
 from tests.proof import ProofPage
 from tests.world import AT_LENGTH, World
 
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "sysctl -w kernel.sched_autogroup_enabled=0"
         )
     if not hasattr(config, "workerinput"):  # one process sees the reports of all
-        config.pluginmanager.register(Promises(is_proof=PROOF))
+        config.pluginmanager.register(GuaranteedTests(is_proof=PROOF))
         if PROOF_PAGE:
             config.pluginmanager.register(ProofPage(Path(PROOF_PAGE)))
     cache = getattr(config, "cache", None)  # without the plugin for it, one worker runs all

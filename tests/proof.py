@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises import PAGE, named_tests
+from tests.guarantees import PAGE, named_tests
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,7 +33,7 @@ class FormatDescription(NamedTuple):
     has_output_topic   -- messages go to the deployment's topic for answers, not to one that they name
     """
 
-    format: str
+    class_path: str
     may_have_caller_id: Callable[[bytes | None], bool] = lambda value: True
     is_schedule: bool = False
     has_output_topic: bool = False
@@ -50,6 +50,6 @@ FORMATS = {
 
 def make_format(name: str, options: Options) -> Format:
     """The format of this name. Raises KeyError for an unknown one."""
-    module, _, cls = FORMATS[name].format.partition(":")
+    module, _, cls = FORMATS[name].class_path.partition(":")
     made: Format = getattr(import_module(module), cls)(options)
     return made

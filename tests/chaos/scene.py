@@ -191,10 +191,6 @@ class Scene:
                 return
         raise AssertionError(f"not within {MOST_WAVES} waves of requests: {what}")
 
-    def owned_by(self, service: ServiceProcess) -> int:
-        """The number of its open shards."""
-        return int(service.metric("blackbox_shard_open"))
-
     def wait_logged(self, text: str) -> None:
         """Wait until a running service logs this."""
 

@@ -144,9 +144,6 @@ class Books:
                 headers=((REPLACES, id),),
             )
 
-    def last_due_ms(self) -> int:
-        return max(one.due_ms for one in self.asked)
-
 
 def delivered(world: World) -> dict[int, list[int]]:
     """When each message was delivered, epoch ms."""

@@ -1,4 +1,4 @@
-"""Imports have one direction: the table of rooms in CONTRIBUTING.md is correct."""
+"""Imports have one direction: the table of packages in CONTRIBUTING.md is correct."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONLY_IN = {
     "rich": {"cli", "demo"},
     "typer": {"cli", "demo"},
 }
-"""Where a library may be imported: a room of blackbox, or one module of it."""
+"""Where a library may be imported: a package of blackbox, or one module of it."""
 
 MODULES = frozenset(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -45,13 +45,15 @@ MODULES = frozenset(
 )
 
 
-def rooms() -> dict[str, set[str]]:
-    """The rooms that CONTRIBUTING.md lists, from the ground up, and those that each of them uses."""
+def packages() -> dict[str, set[str]]:
+    """The packages that CONTRIBUTING.md lists, from the bottom up, and those that each of them uses."""
     rows = re.findall(r"^\| `([\w/]+)` \|[^|]*\|([^|]*)\|$", CONTRIBUTING.read_text(), re.MULTILINE)
-    return {room.replace("/", "."): set(re.findall(r"[a-z][\w/]+", uses)) for room, uses in rows}
+    return {
+        package.replace("/", "."): set(re.findall(r"[a-z][\w/]+", uses)) for package, uses in rows
+    }
 
 
-ROOMS = rooms()
+PACKAGES = packages()
 
 
 def imported(source: str) -> Iterator[str]:
@@ -82,10 +84,10 @@ def own_imports(module: str) -> set[str]:
     return {name for name in imports_of(module) if name.startswith("blackbox.")}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """`index` for `blackbox.index.keys` as well as for `index.keys`; the innermost that is listed."""
     name = module.removeprefix("blackbox.")
-    while name not in ROOMS and "." in name:
+    while name not in PACKAGES and "." in name:
         name = name.rpartition(".")[0]
     return name
 
@@ -94,20 +96,22 @@ def is_within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-def test_every_module_is_in_a_room_that_is_listed() -> None:
-    assert {room_of(module) for module in MODULES} == ROOMS.keys() | {"__main__"}
+def test_every_module_is_in_a_package_that_is_listed() -> None:
+    assert {package_of(module) for module in MODULES} == PACKAGES.keys() | {"__main__"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_uses_only_its_listed_rooms_and_these_are_above_it_in_the_table(room: str) -> None:
-    modules = [module for module in MODULES if room_of(module) == room]
-    used = {room_of(name) for module in modules for name in own_imports(module)} - {
-        room,
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_uses_only_its_listed_packages_and_these_are_above_it_in_the_table(
+    package: str,
+) -> None:
+    modules = [module for module in MODULES if package_of(module) == package]
+    used = {package_of(name) for module in modules for name in own_imports(module)} - {
+        package,
         "blackbox",
     }
-    assert {name.replace(".", "/") for name in used} == ROOMS[room]
-    order = list(ROOMS)
-    assert all(order.index(name) < order.index(room) for name in used)
+    assert {name.replace(".", "/") for name in used} == PACKAGES[package]
+    order = list(PACKAGES)
+    assert all(order.index(name) < order.index(package) for name in used)
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
@@ -122,9 +126,9 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
 
 
 def test_only_the_entry_point_imports_the_command_line() -> None:
-    users = {m for m in sorted(MODULES) if "cli" in {room_of(name) for name in own_imports(m)}}
+    users = {m for m in sorted(MODULES) if "cli" in {package_of(name) for name in own_imports(m)}}
 
-    assert {module for module in users if room_of(module) not in ("cli", "__main__")} == set()
+    assert {module for module in users if package_of(module) not in ("cli", "__main__")} == set()
 
 
 def test_only_the_spark_engine_needs_spark() -> None:

@@ -13,8 +13,8 @@ let shown = [];
 export function start() {
   byId("reason").addEventListener("change", () => look({ isForced: true }));
   byId("all-letters").addEventListener("change", () => look({ isForced: true }));
-  byId("replay-all").addEventListener("click", once(() => putAway("replay", open())));
-  byId("discard-all").addEventListener("click", once(() => putAway("discard", open())));
+  byId("replay-all").addEventListener("click", once(() => closeLetters("replay", open())));
+  byId("discard-all").addEventListener("click", once(() => closeLetters("discard", open())));
 }
 
 const open = () => shown.filter((letter) => !letter.became);
@@ -57,8 +57,8 @@ function reasons(letters) {
 
 function letterRow(letter) {
   const actions = letter.became ? [letter.became] : [
-    button("Replay", "", () => putAway("replay", [letter])),
-    button("Discard", "danger", () => putAway("discard", [letter])),
+    button("Replay", "", () => closeLetters("replay", [letter])),
+    button("Discard", "danger", () => closeLetters("discard", [letter])),
   ];
   return row(LABELS,
     cell("when", element("span", {}, away(letter.at_ms), " ", element("small", {}, moment(letter.at_ms)))),
@@ -81,7 +81,7 @@ function details(letter) {
   showFacts("Dead letter", facts.filter(([, value]) => value));
 }
 
-async function putAway(how, letters) {
+async function closeLetters(how, letters) {
   const many = letters.length === 1 ? "this dead letter" : counted(letters.length, "dead letter");
   const about = letters.length === 1 ? `${letters[0].reason}, caller ${letters[0].caller ?? "unknown"}, to ${letters[0].target ?? "an unknown topic"}` : "All open letters shown";
   const [title, text, action] = how === "replay"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises import PAGE, named_tests
+from tests.guarantees import PAGE, named_tests
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
@@ -18,9 +18,9 @@ def test_every_guarantee_names_a_test() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| **")]
     for row in rows:
         assert "`tests/" in row.split("|")[-2], row
-    promises = page.partition("## The guarantees\n")[2].partition("\n## ")[0]
+    guarantees = page.partition("## The guarantees\n")[2].partition("\n## ")[0]
     named = dict.fromkeys(row.split("**")[1] for row in rows)
-    assert [*named] == re.findall(r"^### (.+)$", promises, re.MULTILINE) != []
+    assert [*named] == re.findall(r"^### (.+)$", guarantees, re.MULTILINE) != []
 
 
 @pytest.mark.parametrize("name", sorted(named_tests()))
@@ -40,8 +40,8 @@ NO_TOOL = "from tests.conftest import missing_tool; missing_tool('no faketime')"
 def test_a_run_fails_if_a_test_of_a_guarantee_did_not_pass(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, body: str | None, code: int
 ) -> None:
-    promised = f"def test_promise(): {body}" if body else ""
-    assert run_whole(pytester, monkeypatch, promised).ret == code
+    guaranteed = f"def test_promise(): {body}" if body else ""
+    assert run_whole(pytester, monkeypatch, guaranteed).ret == code
 
 
 PARAMETERS = """import pytest
@@ -56,12 +56,12 @@ def test_promise(tool): pass
 """
 
 
-@pytest.mark.parametrize("promised", ["def test_promise(): {}", PARAMETERS, FIXTURE])
+@pytest.mark.parametrize("guaranteed", ["def test_promise(): {}", PARAMETERS, FIXTURE])
 def test_a_missing_tool_on_a_laptop_is_reported_and_fails_no_run(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promised: str
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, guaranteed: str
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
-    run = run_whole(pytester, monkeypatch, promised.format(NO_TOOL))
+    run = run_whole(pytester, monkeypatch, guaranteed.format(NO_TOOL))
     assert run.ret == 0
     told = "guarantees.md names tests/test_it.py::test_promise: skipped, no such tool here: no faketime"
     run.stdout.fnmatch_lines([told])
@@ -71,8 +71,8 @@ def test_a_failure_beside_a_missing_tool_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
-    promised = f"{PARAMETERS.format(NO_TOOL)}    else: {SKIP}"
-    run = run_whole(pytester, monkeypatch, promised)
+    guaranteed = f"{PARAMETERS.format(NO_TOOL)}    else: {SKIP}"
+    run = run_whole(pytester, monkeypatch, guaranteed)
     assert run.ret == 1
     run.stdout.fnmatch_lines(
         ["guarantees.md names tests/test_it.py::test_promise: it did not pass"]
@@ -92,8 +92,11 @@ def test_a_missing_tool_fails_the_run_in_ci(
 def test_a_test_marked_proof_is_required_only_in_a_proof(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, is_proof: bool, code: int
 ) -> None:
-    promised = f"import pytest\n@pytest.mark.proof\ndef test_promise(): {SKIP}"
-    assert run_whole(pytester, monkeypatch, promised, f"Promises(is_proof={is_proof})").ret == code
+    guaranteed = f"import pytest\n@pytest.mark.proof\ndef test_promise(): {SKIP}"
+    assert (
+        run_whole(pytester, monkeypatch, guaranteed, f"GuaranteedTests(is_proof={is_proof})").ret
+        == code
+    )
 
 
 def test_the_page_of_a_proof_shows_the_results_of_each_guarantee(
@@ -110,20 +113,20 @@ def test_the_page_of_a_proof_shows_the_results_of_each_guarantee(
 def run_whole(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
-    promised: str,
-    plugin: str = "Promises()",
+    guaranteed: str,
+    plugin: str = "GuaranteedTests()",
 ) -> pytest.RunResult:
     """A run of all tests of a project whose page names `test_promise`; it needs no other plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     page = pytester.mkdir("docs") / "guarantees.md"
     page.write_text("| **Never lost.** | `tests/test_it.py::test_promise` |")
-    for module in ("promises", "proof"):
+    for module in ("guarantees", "proof"):
         monkeypatch.setattr(f"tests.{module}.PAGE", page)
     pytester.makeini("[pytest]\ntestpaths = tests\nmarkers = proof")
     tests = pytester.mkdir("tests")
-    (tests / "test_it.py").write_text(f"{promised}\ndef test_other(): pass\n")
+    (tests / "test_it.py").write_text(f"{guaranteed}\ndef test_other(): pass\n")
     pytester.makeconftest(
-        "from tests.promises import Promises\nfrom tests.proof import ProofPage\n"
+        "from tests.guarantees import GuaranteedTests\nfrom tests.proof import ProofPage\n"
         f"def pytest_configure(config): config.pluginmanager.register({plugin})\n"
     )
     return pytester.runpytest_inprocess()

@@ -33,7 +33,7 @@ def is_in_proof_only(name: str) -> bool:
     )
 
 
-class Promises:
+class GuaranteedTests:
     """Fails a run of the whole suite in which a test that the page names did not pass.
 
     A test that lacked a tool is reported and does not fail the run; in CI it has already failed.
