@@ -83,10 +83,10 @@ engines: install  ## Both engines side by side, as services (about 12 minutes)
 	$(BIN)/python -m bench.engines
 
 jobs: install  ## How long ledger, audit and load take, and docs/jobs.md (hours)
-	$(BIN)/python -m bench.jobs growth
+	$(BIN)/python -m bench.jobs
 
-rebuild: install  ## How long each engine takes to rebuild a lost Redis with two million pending requests (long)
-	$(BIN)/python -m bench.jobs heal
+rebuild: install  ## How long each engine takes to rebuild a lost Redis, by ended and pending requests (long)
+	$(BIN)/python -m bench.rebuild
 
 helm:  ## The helm that the chart's tests use, if none is on PATH
 	@command -v helm >/dev/null || go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)

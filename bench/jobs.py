@@ -1,4 +1,4 @@
-"""Recovery of a large lost Redis, and the time of each batch job by size."""
+"""The time of each batch job, by the size of the journals."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, NamedTuple
-from zlib import crc32
 
-import psutil
-import redis
 import typer
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from bench.engines import Field
 from bench.ground import HEADERS, MESSAGE_BYTES
@@ -36,21 +31,12 @@ ROUND, PENDING, CANCELLED = 50, 5, 49
 FAR_S = 86_400
 PATIENCE_S = 1200.0
 OUTCOMES = 1000
-LOAD_PER_S = 1000
 READ = 5000
 JOBS = ("ledger", "audit", "load")
 DOCS = Path(__file__).parent.parent / "docs"
 BODY = "x" * (MESSAGE_BYTES - 10)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(width=120)
-
-
-class Pending(NamedTuple):
-    """A set of pending requests: their number, and a checksum of each place, due time and message."""
-
-    entries: int
-    checksum: int
 
 
 class Yard(Field):
@@ -58,7 +44,6 @@ class Yard(Field):
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack, "process", PARTITIONS, stack.folder)
-        self._url = stack.redis_url
         self.create(receipts_topic(self.requests))
 
     def command(self, *typed: str, cores: int, **settings: object) -> float:
@@ -74,10 +59,6 @@ class Yard(Field):
             preexec_fn=lambda: os.sched_setaffinity(0, chosen),
         )  # fmt: skip
         return time.monotonic() - began
-
-    def use(self, engine: str) -> None:
-        """Let later services run on this engine."""
-        self.environment["BLACKBOX_ENGINE"] = engine
 
     def create(self, *topics: str) -> None:
         admin = AdminClient(self._bootstrap)
@@ -114,28 +95,6 @@ class Yard(Field):
                 # The messages do not exist. Recovery looks for those of the last receipt, and a
                 # barrier names none.
                 produce(topic, encode(Receipt(_now_ms(), barrier=True)), partition)
-
-    @contextmanager
-    def load(self) -> Iterator[None]:
-        """Write requests for a later day at an even rate during the block."""
-        over = Event()
-
-        def write() -> None:
-            number = 0
-            with self._producing() as produce:
-                while not over.wait(0.1):
-                    for _ in range(LOAD_PER_S // 10):
-                        [value] = _records(self.target, number)
-                        produce(self.requests, value, number % PARTITIONS)
-                        number += 1
-
-        writer = Thread(target=write)
-        writer.start()
-        try:
-            yield
-        finally:
-            over.set()
-            writer.join()
 
     @contextmanager
     def _producing(self) -> Iterator[Callable[[str, bytes, int], None]]:
@@ -178,72 +137,6 @@ class Yard(Field):
         consumer.close()
         return found
 
-    def lose_redis(self) -> None:
-        # The loss is the same as without it. Redis answers at once, so no figure includes that time.
-        self._redis.flushall(asynchronous=True)
-
-    def in_redis(self) -> Pending:
-        """The pending requests in the indexes."""
-        count = checksum = 0
-        raw: Any = redis.Redis.from_url(self._url)
-        for partition in range(PARTITIONS):
-            due, first = self._key(partition, "due"), 0
-            while found := raw.zrange(
-                due, "-inf", "(inf", byscore=True, offset=first, num=READ, withscores=True
-            ):
-                keys = [self._key(partition, f"msg:{name.decode()}") for name, _ in found]
-                for (name, due_ms), entry in zip(found, raw.mget(keys), strict=True):
-                    message = entry.partition(b"\n")[2]
-                    checksum += _sum(partition, int(name, 16), int(due_ms), message)
-                first += len(found)
-            count += first
-        raw.close()
-        return Pending(count, checksum)
-
-    def in_journals(self, ends: Mapping[int, int]) -> Pending:
-        """The pending requests below these offsets, read from Kafka by plain Python."""
-        # Without blackbox's code for journals, whose bugs would be on both sides of the comparison.
-        count = checksum = 0
-        for partition, end in ends.items():
-            ended: set[int] = set()
-            for _, _, value in self._read(receipts_topic(self.requests), partition):
-                receipt = json.loads(value)
-                for pairs in receipt.get("delivered", {}).values():
-                    ended.update(offset for offset, _ in pairs)
-                ended.difference_update(receipt.get("void", ()))
-            pending: dict[int, int] = {}
-            named: dict[str, int] = {}
-            for offset, at_ms, value in self._read(self.requests, partition, end):
-                asked = json.loads(value)
-                if "id" in asked:
-                    pending.pop(named.pop(asked["id"], -1), None)
-                    if asked.get("cancel"):
-                        continue
-                    named[asked["id"]] = offset
-                if offset not in ended:
-                    due_ms, message = at_ms + asked["countdown"] * 1000, asked["message"].encode()
-                    pending[offset] = _sum(partition, offset, due_ms, message)
-            count += len(pending)
-            checksum += sum(pending.values())
-        return Pending(count, checksum)
-
-    def _read(
-        self, topic: str, partition: int, end: int = sys.maxsize
-    ) -> Iterator[tuple[int, int, bytes]]:
-        consumer = Consumer(
-            self._bootstrap
-            | {"group.id": "bench", "isolation.level": "read_committed", "enable.partition.eof": True}
-        )  # fmt: skip
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        is_over = False
-        while not is_over:
-            for message in consumer.consume(READ, 0.2):
-                offset: Any = message.offset()
-                is_over = is_over or message.error() is not None or offset >= end
-                if not is_over:
-                    yield offset, message.timestamp()[1], message.value() or b""
-        consumer.close()
-
     def _key(self, partition: int, name: str) -> str:
         return f"blackbox:{{{self.requests}-{partition}}}:{name}"
 
@@ -268,101 +161,8 @@ def _wait(what: str, ask: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _sum(partition: int, offset: int, due_ms: int, message: bytes) -> int:
-    return crc32(message, crc32(b"%d@%d %d " % (partition, offset, due_ms)))
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _cpu_s() -> dict[str, float]:
-    """Processor time until now of Redis, of Kafka, and of the whole machine."""
-    spent = {"redis": 0.0, "kafka": 0.0}
-    for process in psutil.Process().children(recursive=True):
-        line = " ".join(process.cmdline())
-        for name, mark in (("redis", "redis-server"), ("kafka", "kafka.Kafka")):
-            if mark in line:
-                times = process.cpu_times()
-                spent[name] += times.user + times.system
-    whole = psutil.cpu_times()
-    return spent | {"all": whole.user + whole.system}
-
-
-class Healed(NamedTuple):
-    """A recovery from a total loss of Redis. `found` is the content of Redis after it, `expected` that of Kafka."""
-
-    engine: str
-    took_s: float
-    scanned: int
-    found: Pending
-    expected: Pending
-    cores: dict[str, float]
-
-
-@app.command()
-def heal(
-    pending: int = 2_000_000,
-    engines: list[str] = typer.Option(["process", "spark"]),  # noqa: B008
-) -> None:
-    """FLUSHALL under load, and the recovery by the service of each engine.
-
-    The final content of Redis is compared with a plain read of the journals.
-    """
-    requests = pending * ROUND // PENDING
-    healed = []
-    with EmbeddedStack() as stack:
-        yard = Yard(stack)
-        yard.settle(yard.ask(requests))
-        for engine in engines:
-            yard.use(engine)
-            healed.append(_healed(yard, engine))
-            console.print(_table(healed, pending))
-    if any(one.found != one.expected for one in healed):
-        raise SystemExit("Redis does not contain the pending requests")
-
-
-def _healed(yard: Yard, engine: str) -> Healed:
-    with yard.service(), console.status(f"engine {engine}"):
-        with yard.load():
-            _wait("the service has caught up", lambda: yard.has_read(yard.request_ends()))
-            ends = yard.request_ends()
-            before, began = _cpu_s(), time.monotonic()
-            yard.lose_redis()
-            _wait("healed", lambda: yard.has_read(ends))
-            took_s, cores = time.monotonic() - began, _cores(before, began)
-        ends_now = yard.request_ends()
-        _wait("the rest", lambda: yard.has_read(ends_now))
-    expected = yard.in_journals(yard.positions())
-    found = yard.in_redis()
-    scanned = sum(ends.values())
-    return Healed(engine, took_s, scanned, found, expected, cores)
-
-
-def _cores(before: dict[str, float], began: float) -> dict[str, float]:
-    took_s = time.monotonic() - began
-    return {name: (spent - before[name]) / took_s for name, spent in _cpu_s().items()}
-
-
-def _table(healed: list[Healed], pending: int) -> Table:
-    title = f"Redis lost under load, {pending:,} pending, messages of {MESSAGE_BYTES} bytes"
-    table = Table(title=title)
-    for name in (
-        "engine", "s", "scanned /s", "stored /s", "pending", "as the journals say",
-        "cores: Redis", "Kafka", "all",
-    ):  # fmt: skip
-        table.add_column(name, justify="left" if name == "engine" else "right")
-    for one in healed:
-        table.add_row(
-            one.engine,
-            f"{one.took_s:.1f}",
-            f"{one.scanned / one.took_s:,.0f}",
-            f"{one.found.entries / one.took_s:,.0f}",
-            f"{one.found.entries:,}",
-            "yes" if one.found == one.expected else f"NO: {one.expected.entries:,}",
-            *(f"{share:.2f}" for share in one.cores.values()),
-        )
-    return table
 
 
 class Figure(NamedTuple):
@@ -374,8 +174,7 @@ class Figure(NamedTuple):
     seconds: float
 
 
-@app.command()
-def growth(
+def main(
     requests: list[int] = typer.Option([100_000, 1_000_000, 10_000_000]),  # noqa: B008
     cores: list[int] = typer.Option([1, 2]),  # noqa: B008
     fresh: bool = typer.Option(False, help="Measure the sizes in docs/jobs.json again."),
@@ -459,7 +258,7 @@ column is for the largest journals.
 
 {table}
 
-Measured with `python -m bench.jobs growth` (figures: [jobs.json](jobs.json)). The commands are
+Measured with `python -m bench.jobs` (figures: [jobs.json](jobs.json)). The commands are
 explained in [ledger](ledger.md), [audit](audit.md) and [load](load.md).
 """
 
@@ -490,4 +289,4 @@ def _draw(path: Path, figures: list[Figure], sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)
