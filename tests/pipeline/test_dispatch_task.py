@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from blackbox.config.settings import load
 from blackbox.config.wiring import formats, kafka
@@ -28,6 +28,7 @@ from blackbox.engine.spark import dispatch_task as module
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
 from blackbox.index.bus import Bus, Listener
 from blackbox.index.connection import pool
+from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.own_topics import OwnTopics
@@ -181,6 +182,22 @@ class Driver:
         finally:
             index.close()
 
+    def request_position(self, shard: Shard) -> int:
+        with closing(Inspector.of(self.world.redis.url)) as inspector:
+            found = inspector.positions(shard)
+        assert found is not None
+        return found.requests
+
+    def write_unread(self, shard: Shard) -> None:
+        """Write a request that intake does not read."""
+        asked = {"topic": self.world.targets[0], "message": "unread", "countdown": 0}
+        self._write(json.dumps(asked).encode(), shard.partition)
+
+    def remove(self, shard: Shard, end: int) -> None:
+        """Remove the requests below `end` from Kafka, as retention does."""
+        [removed] = self.access.admin().delete_records([TopicPartition(*shard, end)]).values()
+        removed.result(ANSWER_S)
+
     def _write(self, value: bytes, partition: int) -> int:
         """Its timestamp in Kafka."""
         written: list[int] = []
@@ -305,6 +322,39 @@ def polling(shared: World) -> Iterator[Driver]:
     driver = Driver(shared, poll_interval_ms=50, wake_up=False)
     yield driver
     driver.close()
+
+
+def test_a_shard_is_opened_past_requests_that_kafka_removed_before_intake_read_them(
+    driver: Driver,
+) -> None:
+    shard = driver.shards[2]
+    driver.grant(shard)
+    driver.start(shard)
+    driver.wait_open(shard)
+    position = driver.request_position(shard)
+    for _ in range(2):
+        driver.write_unread(shard)
+    first = position + 2
+    driver.remove(shard, first)
+
+    driver.bus.send("removed", [*shard, first, "they are gone"])
+
+    until("it is past them", lambda: driver.request_position(shard) == first, ANSWER_S)
+    until("they are counted", lambda: gone_in(driver.next_report()) == 2, ANSWER_S)
+    driver.wait_open(shard)
+    recoveries = driver.receipts(shard)
+    driver.bus.send("removed", [*shard, first, "they are gone"])  # intake may repeat it
+    driver.run_intake(shard, 0)
+    driver.bus.send("soon", [*shard, 0])
+    driver.wait_received(1)
+    assert driver.receipts(shard) == recoveries + 2, "the receipt of a delivery and its marker"
+
+
+def gone_in(report: Told | None) -> float:
+    if report is None:
+        return 0
+    counters = Report(*report["metrics"]).counters
+    return sum(value for name, _, value in counters if name == "gone")
 
 
 def test_a_request_that_is_not_announced_is_found_by_the_poll(polling: Driver) -> None:

@@ -7,9 +7,9 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
-from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +24,9 @@ from blackbox.core.intake import Taken
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis
 from blackbox.engine.spark import intake_task as module
-from blackbox.engine.spark.dispatch_task import Window, _WindowRun, lease_of
 from blackbox.engine.spark.intake_task import IntakeTask
 from blackbox.engine.spark.shard_result import ShardResult
-from blackbox.index.bus import Bus, Listener
+from blackbox.index.bus import Listener
 from blackbox.index.connection import pool
 from blackbox.index.inspector import Inspector
 from blackbox.index.shard_index import ShardIndex
@@ -611,51 +610,6 @@ def test_a_range_removed_by_retention_does_not_stop_the_others_of_its_task(
 
 
 @pytest.fixture
-def dispatch(place: Place) -> Iterator[_WindowRun]:
-    """A dispatch task that owns a shard, in a thread, with a driver that renews its lease."""
-    window = Window(
-        run=uuid.uuid4().hex, settings=place.settings, access=kafka(place.settings),
-        group=0, number=1, shards=frozenset({place.shard}), length_s=600,
-    )  # fmt: skip
-    task, is_over = _WindowRun(window), Event()
-
-    def drive() -> None:
-        bus = Bus(place.world.redis.url, place.settings.group_id)
-        while not is_over.wait(0.2):
-            bus.send(lease_of(window.run), {"0": [1, [list(place.shard)]]})
-        bus.send(lease_of(window.run), {})
-        bus.close()
-
-    threads = [Thread(target=task.run), Thread(target=drive)]
-    for thread in threads:
-        thread.start()
-    yield task
-    is_over.set()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def test_later_requests_do_not_wait_for_those_that_kafka_removed_unread(
-    place: Place, dispatch: _WindowRun
-) -> None:
-    until("the shard is open", lambda: dispatch._pool.open_shards() == {place.shard})
-    place.write(*(place.request() for _ in range(6)))
-    place.cut(4, place.shard)
-
-    until("the rest is read", lambda: place.run(at(place.shard, 0, 6))[place.shard].problem is None)
-
-    assert place.pending() == 2
-    until("it is counted", lambda: sum(gone_in(dispatch)) == 4)
-
-
-def gone_in(dispatch: _WindowRun) -> Iterator[float]:
-    for name, _, value in dispatch._metrics.report().counters:
-        if name == "gone":
-            yield value
-
-
-@pytest.fixture
 def soon(place: Place) -> Iterator[Listener]:
     """The notes that dispatch receives."""
     listener = Listener(place.world.redis.url, place.world.name, ("soon",))
@@ -678,6 +632,19 @@ def test_a_message_due_before_the_next_poll_is_announced(place: Place, soon: Lis
         ("soon", [place.world.requests, 3, done[place.shards[3]].taken.first_due_ms]),
         None,
     ]
+
+
+def test_a_task_announces_that_kafka_has_removed_requests(place: Place) -> None:
+    place.begin(place.shard)
+    place.write(*(place.request() for _ in range(6)))
+    place.cut(4, place.shard)
+    with closing(Listener(place.world.redis.url, place.world.name, ("removed",))) as removed:
+        assert removed.next(0.1) is None
+        for wanted in ((0, 6), (5, 6)):  # as planned, and to catch up
+            done = place.run(at(place.shard, *wanted))
+            assert done[place.shard].is_behind
+            why = done[place.shard].problem
+            assert removed.next(5) == ("removed", [place.world.requests, 0, 4, why])
 
 
 def test_requests_that_a_task_read_to_catch_up_are_announced(place: Place, soon: Listener) -> None:
