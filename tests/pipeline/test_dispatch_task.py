@@ -195,7 +195,8 @@ class Driver:
 
     def remove(self, shard: Shard, end: int) -> None:
         """Remove the requests below `end` from Kafka, as retention does."""
-        [removed] = self.access.admin().delete_records([TopicPartition(*shard, end)]).values()
+        admin = self.access.admin()
+        [removed] = admin.delete_records([TopicPartition(*shard, end)]).values()
         removed.result(ANSWER_S)
 
     def _write(self, value: bytes, partition: int) -> int:
