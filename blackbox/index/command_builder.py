@@ -34,6 +34,7 @@ class CommandBuilder:
         self._keys = keys = Keys(shard)
         self._set_ex = set_ex_template(keys)
         self._set_ex_if_there = set_ex_template(keys, only_there=True)
+        self._look_largest = pack("HGET", keys.state, "largest")
         # A new one for each opening: positions alone do not show that Redis was rolled back and
         # brought to the same place again by another owner.
         self._token = token_hex(8).encode()

@@ -14,6 +14,7 @@ from blackbox.index import refused_bitmaps
 from blackbox.index.connection import Clients, Connections, pool
 from blackbox.index.keys import Keys
 from blackbox.index.packed_commands import by_score
+from blackbox.index.payload_heads import LONG_HEAD_BYTES, read_heads
 from blackbox.index.stored_fields import as_entry, claims_of, in_flight, positions_of
 from blackbox.records import entry as entries
 from blackbox.records.entry import Entry
@@ -54,11 +55,6 @@ class Pending(NamedTuple):
     def next_try_ms(self) -> int | None:
         """When it is looked at next: its due time, or later if postponed; None while it is parked."""
         return time_at(self.at_ms)
-
-
-# Read of a payload without its message: the second number only if the headers are long.
-HEAD_BYTES = 1024
-LONG_HEAD_BYTES = 65_536
 
 
 class Inspector:
@@ -214,21 +210,16 @@ class Inspector:
         return [(as_entry(payload), len(payload or b"")) for payload in payloads]
 
     def _heads(self, names: Sequence[bytes]) -> list[tuple[Entry | None, int]]:
-        # A payload is a line of JSON and the message behind it: the line is enough for a list.
-        heads = self._starts(names, HEAD_BYTES)
-        longer = [
-            name for name, head in heads.items() if len(head) == HEAD_BYTES and b"\n" not in head
-        ]
-        heads |= self._starts(longer, LONG_HEAD_BYTES)
-        found = ((as_entry(heads[name]), len(heads[name])) for name in names)
+        starts = dict(read_heads(names, self._starts, LONG_HEAD_BYTES))
+        found = ((as_entry(starts[name]), len(starts[name])) for name in names)
         return [
             (None if entry is None else entry._replace(message=None), read_bytes)
             for entry, read_bytes in found
         ]
 
-    def _starts(self, names: Sequence[bytes], count: int) -> dict[bytes, bytes]:
-        asked = (("GETRANGE", name, 0, count - 1) for name in names)
-        return dict(zip(names, self._clients.together(*asked), strict=True))
+    def _starts(self, names: Sequence[bytes], count: int) -> list[bytes]:
+        """The first so many bytes of each of these payloads."""
+        return self._clients.together(*(("GETRANGE", name, 0, count - 1) for name in names))
 
     def pending_counts(self, shard: Shard, edges_ms: Sequence[int]) -> list[int]:
         """How many pending requests are looked at next from each instant to before the following one."""

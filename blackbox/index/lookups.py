@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from blackbox.core.plan import Named
 from blackbox.index.connection import pack
@@ -11,6 +12,13 @@ from blackbox.index.keys import SENTINEL
 from blackbox.index.packed_commands import by_score
 from blackbox.index.stored_fields import as_entry
 from blackbox.records.request import member, offset_in
+
+
+class Identity(NamedTuple):
+    """What the payload of an entry says of its end: its reason as a dead letter, and its caller id."""
+
+    reason: str | None
+    caller_id: str | None
 
 
 class Lookups(GuardedIndex):
@@ -26,7 +34,7 @@ class Lookups(GuardedIndex):
         """The entries from this rank on, by due time, with their stored form; about 16 MiB at most."""
         with self._lock:
             look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
-            names, largest = self._session.run([look, pack("HGET", self._keys.state, "largest")])
+            names, largest = self._session.run([look, self._look_largest])
             there = [name for name in names if name != SENTINEL]
             found = self._payloads(there, int(largest or 0))
         return [(int(name, 16), payload) for name, payload in found]
@@ -46,11 +54,8 @@ class Lookups(GuardedIndex):
             # Without any caller id, payloads need not be read.
             if not offsets or not self._session.ask("EXISTS", self._keys.ids):
                 return {}
-            stored = self._mget([member(offset) for offset in offsets])
-        found = {
-            o: as_entry(held) for o, held in zip(offsets, stored, strict=True) if held is not None
-        }
-        return {offset: entry and entry.caller_id for offset, entry in found.items()}
+            known = self._identities(offsets)
+        return {o: None if found is None else found.caller_id for o, found in known.items()}
 
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """The record by which each of these requests came into the index, if promotion wrote it again."""
@@ -74,18 +79,30 @@ class Lookups(GuardedIndex):
             moved = self._scores(self._keys.moved, list(offsets.values()))
             places = {id: moved.get(offset, offset) for id, offset in offsets.items()}
             there = self._scores(self._keys.due, list(places.values()))
-            stored = self._mget([member(offset) for offset in places.values()])
-            bare = [o for o, held in zip(places.values(), stored, strict=True) if held is None]
-            refused = self._causes(bare)
+            known = self._identities(list(places.values()))
+            refused = self._causes([o for o in places.values() if o not in known])
+        found = {id: (offset, known.get(offset)) for id, offset in places.items()}
         return {
             id: Named(
                 offset,
                 offset in there
-                and (offset not in refused if entry is None else entry.reason is None),
-                None if entry is None else entry.caller_id,
+                and (offset not in refused if identity is None else identity.reason is None),
+                None if identity is None else identity.caller_id,
                 offsets[id] if offset != offsets[id] else None,
             )
-            for (id, offset), entry in zip(places.items(), map(as_entry, stored), strict=True)
+            for id, (offset, identity) in found.items()
+        }
+
+    def _identities(self, offsets: Sequence[int]) -> dict[int, Identity | None]:
+        """What the payloads of these requests say, None if it cannot be read; without those that have none."""
+        # No more is kept of each: thousands of requests may have long headers.
+        entries = (
+            (int(name, 16), as_entry(head))
+            for name, head in self._heads([member(offset) for offset in offsets])
+        )
+        return {
+            offset: None if entry is None else Identity(entry.reason, entry.caller_id)
+            for offset, entry in entries
         }
 
     def ended_in_doubt(self, offsets: Sequence[int]) -> set[int]:

@@ -16,7 +16,6 @@ from blackbox.records import entry as entries
 from blackbox.records.request import OUTCOME_UNKNOWN, Reason, member
 
 LOOKED_AT = 100
-HEAD_BYTES = 65_536  # of a parked entry, to find its target
 
 
 class PostponingChanges(Lookups):
@@ -81,16 +80,11 @@ class PostponingChanges(Lookups):
     def _target_of(self, band: int) -> str | None:
         """The target of a band; None if nothing is left in it."""
         while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
-            heads = self._session.run(
-                [pack("GETRANGE", self._keys.message(name), 0, HEAD_BYTES - 1) for name in names]
-            )
             offsets = [int(name, 16) for name in names]
             if self._causes(offsets):
                 return LETTERS  # without payloads
-            for name, head in zip(names, heads, strict=True):
-                # A head that cannot be decoded is cut: the headers are longer.
-                entry = as_entry(head) or (as_entry(self._mget([name])[0]) if head else None)
-                if entry is not None:
+            for _, head in self._heads(names):
+                if (entry := as_entry(head)) is not None:
                     return waits_for(entry)
             # Entries whose payloads are gone become due, and are read again from Kafka.
             scores = self._scores(self._keys.due, offsets)
@@ -127,18 +121,19 @@ class PostponingChanges(Lookups):
         while True:
             with self._lock:
                 upto = first + CHUNK - 1
-                flat = self._session.ask("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
+                look = pack("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
+                flat, largest = self._session.run([look, self._look_largest])
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 names = [name for name, score in scores.items() if float(score) < BAND_MS]
-                stored = self._mget(names)
-            if not names:
+                stored = self._payloads(names, int(largest or 0))
+            if not stored:
                 return count + sum(
                     self._parked_unknown(band, due_before_ms, now_ms)
                     for band in list(self.parked())
                 )
-            first += len(names)
+            first += len(stored)
             changes: dict[int, Postponed] = {}
-            for name, payload in zip(names, stored, strict=True):
+            for name, payload in stored:
                 entry = as_entry(payload)
                 if entry is not None and entry.reason is None and entry.due_ms <= due_before_ms:
                     letter = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
@@ -153,14 +148,14 @@ class PostponingChanges(Lookups):
         while True:
             with self._lock:
                 look = by_score(self._keys.due, parked_at(band, 0), end, 0, CHUNK, "WITHSCORES")
-                flat = self._session.ask(*look)
-                names = flat[::2]
-                stored = self._mget(names)
-            if not names:
+                flat, largest = self._session.run([pack(*look), self._look_largest])
+                scores = dict(zip(flat[::2], flat[1::2], strict=True))
+                stored = self._payloads(list(scores), int(largest or 0))
+            if not stored:
                 return count
             changes: dict[int, Postponed] = {}
-            for name, score, payload in zip(names, flat[1::2], stored, strict=True):
-                entry, at_ms = as_entry(payload), int(float(score)) % BAND_MS
+            for name, payload in stored:
+                entry, at_ms = as_entry(payload), int(float(scores[name])) % BAND_MS
                 if entry is not None and entry.reason is None:
                     entry = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
                     count += 1

@@ -19,8 +19,9 @@ from blackbox.core.request_status import RequestStatus
 from blackbox.core.settlement import Settlement
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
-from blackbox.index.inspector import LONG_HEAD_BYTES, Inspector, Pending, ShardStats
+from blackbox.index.inspector import Inspector, Pending, ShardStats
 from blackbox.index.keys import SENTINEL
+from blackbox.index.payload_heads import LONG_HEAD_BYTES
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import ForeignIndex, IndexLost
 from blackbox.records.refusal_causes import BROKEN_RULES

@@ -266,8 +266,8 @@ BUGS = (
         (
             Change(
                 "index/lookups.py",
-                "and (offset not in refused if entry is None else entry.reason is None),\n",
-                "and (entry is None or entry.reason is None),\n",
+                "and (offset not in refused if identity is None else identity.reason is None),\n",
+                "and (identity is None or identity.reason is None),\n",
             ),
         ),
         (),
@@ -379,6 +379,19 @@ BUGS = (
         ),
         (),
         ("tests/contract/test_inspector.py",),
+    ),
+    Bug(
+        "cancels-read-messages",
+        "Intake reads the whole payloads of all requests that a batch of cancels names, at once.",
+        (
+            Change(
+                "index/guarded_index.py",
+                "        for name, head in read_heads(names, self._starts):\n",
+                "        for name, head in zip(names, self._mget(names), strict=True):\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_payload_heads.py::test_a_burst_of_cancels_reads_no_message",),
     ),
     Bug(
         "settled-receipts-forgotten",
