@@ -35,7 +35,8 @@ FAR_APART = 20_000
 class PromotionJournal(Protocol):
     """What promotion needs of the request topic."""
 
-    def settled_bounds(self) -> Bounds: ...
+    def request_bounds(self) -> Bounds: ...
+    def log_end(self) -> int: ...
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
 
@@ -110,15 +111,11 @@ class Promotion:
 
         Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
         """
-        # Fence every other run first, so that all that it carried is below these bounds.
+        # Fence every other run first, so that all that it carried is below the end of the log.
         self.producer.open()
-        bounds = self.journal.settled_bounds()
+        bounds = self.journal.request_bounds()
         self._read_to = max(self.position, bounds.start)
-        # The index has not read these: they may carry on, cancel or replace some requests already.
-        for batch in self.journal.requests(self._read_to, bounds.end):
-            self._note_carried(batch)
-            self._note_ended(batch, now_ms)
-        self._read_to = max(self._read_to, bounds.end)
+        self._read_unread(bounds.end, self.journal.log_end(), now_ms)
         self._carry_all(bounds.start, now_ms)
         if lost := self._done["lost"]:
             logger.error(
@@ -134,6 +131,23 @@ class Promotion:
             lost,
             self._refused,
         )
+
+    def _read_unread(self, stable: int, end: int, now_ms: int) -> None:
+        """Read what the index has not read: it may carry on, cancel or replace some requests already.
+
+        An open transaction hides what was written from `stable` on.
+        """
+        # Callers' transactions may follow one another without a pause, so this does not wait for
+        # their end. Records that they hide count, committed or not: at worst, a request that an
+        # aborted one names is left to a run that no longer finds this record.
+        stable = max(self._read_to, min(stable, end))
+        committed = self.journal.requests(self._read_to, stable)
+        hidden = self.journal.uncommitted(stable, end)
+        for batch in chain(committed, hidden):
+            self.confirm()
+            self._note_carried(batch)
+            self._note_ended(batch, now_ms)
+        self._read_to = max(stable, end)
 
     def _carry_all(self, start: int, now_ms: int) -> None:
         size = 0
