@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from blackbox.core.promotion import Promoted, Promotion
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records import entry as entries
-from blackbox.records.errors import JournalLost
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Headers, Record, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held
 from tests.fakes import FakeJournal
@@ -156,7 +157,7 @@ class Lab:
         return Promotion(
             shard=SHARD,
             position=self.index.positions.requests,
-            cold=self.cold(),
+            cold=self.bits(),
             journal=self.journal,
             producer=self.producer,
             format=self.format,
@@ -164,10 +165,12 @@ class Lab:
             renew_after_ms=DAY_MS,
         ).run(self.now_ms)
 
-    def cold(self) -> set[int]:
+    def bits(self) -> Bits:
         segments = self.client.hgetall(PREFIX + "cold")
-        bits = {int(segment): bitmap for segment, bitmap in segments.items()}
-        return set(Bits(bits))
+        return Bits({int(segment): bitmap for segment, bitmap in segments.items()})
+
+    def cold(self) -> set[int]:
+        return set(self.bits())
 
     def pending(self) -> dict[int, tuple[str | None, int]]:
         """Why each pending request becomes a dead letter, if it does, and when it is due."""
@@ -396,3 +399,61 @@ def test_a_request_whose_carried_record_was_aborted_behind_an_open_transaction_i
     lab.read()
 
     assert [due_ms for _, due_ms in lab.pending().values()] == [NOW_MS + 2 * DAY_MS]
+
+
+def test_caller_ids_of_records_that_the_index_has_not_read_take_eight_bytes_each(lab: Lab) -> None:
+    replaced, _ = lab.ask(2 * DAY_S, "a" * 200), lab.ask(2 * DAY_S, "b" * 200)
+    lab.read()
+    lab.ask(2 * DAY_S, "a" * 200)
+    for number in range(20_000):
+        lab.ask(2 * DAY_S, f"{number:0200}")
+    lab.journal.read_at_once = 100
+    lab.now_ms += 3 * DAY_MS // 2
+    tracemalloc.start()
+    try:
+        promoted = lab.promote()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (promoted.cold, promoted.near) == (2, 1)
+    assert replaced in lab.cold()
+    assert most_bytes < 2_000_000
+
+
+def test_promotion_waits_while_millions_of_records_have_not_been_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.core.promotion.MOST_UNREAD", 3)
+    lab.ask(2 * DAY_S)
+    lab.read()
+    for _ in range(4):
+        lab.ask(0)
+    lab.now_ms += 3 * DAY_MS // 2
+    lab.journal.calls.clear()
+
+    with pytest.raises(RecoveryRequired, match="TB-3: more than 3 request records are waiting"):
+        lab.promote()
+    assert lab.journal.calls == []
+    lab.read()
+
+    assert lab.promote().near == 1
+
+
+def test_promotion_continues_later_if_callers_write_millions_of_records_meanwhile(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.core.promotion.MOST_UNREAD", 3)
+    monkeypatch.setattr("blackbox.core.promotion.CARRIED_AT_ONCE", 1)
+    for _ in range(6):
+        lab.ask(2 * DAY_S)
+    lab.read()
+    lab.now_ms += 3 * DAY_MS // 2
+    lab.producer.meanwhile = lambda: [lab.ask(0, f"{number}") for number in range(4)]
+
+    with pytest.raises(RecoveryRequired):
+        lab.promote()
+    lab.read()
+
+    # records that it writes itself do not count
+    assert lab.promote().near == 5
