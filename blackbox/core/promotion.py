@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import parse
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
@@ -21,6 +23,7 @@ from blackbox.records.carried import (
     record_bytes,
     removed_record,
 )
+from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Cancel, Headers, Record, Request, Shard, offset_in
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -30,12 +33,16 @@ CARRIED_AT_ONCE = 5000
 BYTES_AT_ONCE = 8 << 20
 # Offsets between two cold requests from which on a new read is worthwhile.
 FAR_APART = 20_000
+# Request records that the index has not read: eight bytes each, if they have a caller id. Behind
+# more of them, a carried record would not be read soon, for example while Redis is full.
+MOST_UNREAD = 8_000_000
 
 
 class PromotionJournal(Protocol):
     """What promotion needs of the request topic."""
 
-    def settled_bounds(self) -> Bounds: ...
+    def request_bounds(self) -> Bounds: ...
+    def log_end(self) -> int: ...
     def requests(self, start: int, end: int) -> Iterator[Batch]: ...
     def uncommitted(self, start: int, end: int) -> Iterator[Batch]: ...
 
@@ -97,9 +104,11 @@ class Promotion:
     lead_ms: int | None
     renew_after_ms: int | None
     confirm: Callable[[], None] = lambda: None
-    _ended: set[str] = field(default_factory=set)
-    _cancelled: set[int] = field(default_factory=set)
-    _carried: set[int] = field(default_factory=set)
+    # Hashes of caller ids, which may be long.
+    _ended: array[int] = field(default_factory=lambda: array("q"))
+    # Of the requests in `cold`, whatever records of others name.
+    _cancelled: OffsetSet = field(default_factory=OffsetSet)
+    _carried: OffsetSet = field(default_factory=OffsetSet)
     _read_to: int = 0
     _markers: int = 0
     _done: Counter[_Kind] = field(default_factory=Counter)
@@ -108,17 +117,14 @@ class Promotion:
     def run(self, now_ms: int) -> Promoted:
         """Carry each such request once, however an earlier run ended and whatever other runs there are.
 
-        Raises RecoveryRequired when Kafka does not answer, or another run took over; run it again.
+        Raises RecoveryRequired when Kafka does not answer, another run took over, or the index has
+        not read millions of records; run it again.
         """
-        # Fence every other run first, so that all that it carried is below these bounds.
+        # Fence every other run first, so that all that it carried is below the end of the log.
         self.producer.open()
-        bounds = self.journal.settled_bounds()
+        bounds = self.journal.request_bounds()
         self._read_to = max(self.position, bounds.start)
-        # The index has not read these: they may carry on, cancel or replace some requests already.
-        for batch in self.journal.requests(self._read_to, bounds.end):
-            self._note_carried(batch)
-            self._note_ended(batch, now_ms)
-        self._read_to = max(self._read_to, bounds.end)
+        self._read_unread(bounds.end, self.journal.log_end(), now_ms)
         self._carry_all(bounds.start, now_ms)
         if lost := self._done["lost"]:
             logger.error(
@@ -134,6 +140,24 @@ class Promotion:
             lost,
             self._refused,
         )
+
+    def _read_unread(self, stable: int, end: int, now_ms: int) -> None:
+        """Read what the index has not read: it may carry on, cancel or replace some requests already.
+
+        An open transaction hides what was written from `stable` on.
+        """
+        self._stop_above(end - self._read_to)
+        # Callers' transactions may follow one another without a pause, so this does not wait for
+        # their end. Records that they hide count, committed or not: at worst, a request that an
+        # aborted one names is left to a run that no longer finds this record.
+        stable = max(self._read_to, min(stable, end))
+        committed = self.journal.requests(self._read_to, stable)
+        hidden = self.journal.uncommitted(stable, end)
+        for batch in chain(committed, hidden):
+            self.confirm()
+            self._note_carried(batch)
+            self._note_ended(batch, now_ms)
+        self._read_to = max(stable, end)
 
     def _carry_all(self, start: int, now_ms: int) -> None:
         size = 0
@@ -184,9 +208,10 @@ class Promotion:
 
     def _carry(self, waiting: Sequence[_ToCarry], now_ms: int) -> None:
         """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""
-        kept = [one for one in waiting if not self._is_ended(one)]
+        kept = self._not_ended(waiting)
         if not kept:
             return
+        self._stop_above(len(self._ended))  # callers went on writing
         self.producer.begin()
         for record, kind, _ in kept:
             self.producer.send(record, carry_on(record, is_cold=kind == "renewed"), now_ms)
@@ -198,7 +223,7 @@ class Promotion:
                 self._note_ended(batch, now_ms)
         self._read_to = max(self._read_to, end)
         self._markers = 1  # the marker that ends this transaction takes an offset
-        if not refused and not any(map(self._is_ended, kept)):
+        if not refused and len(self._not_ended(kept)) == len(kept):
             self.producer.commit()
             self._done.update(kind for _, kind, _ in kept)
             return
@@ -228,17 +253,33 @@ class Promotion:
         for record in batch.records:
             if carried(record.headers):
                 with suppress(ValueError):  # a forged one: intake makes it a dead letter
-                    self._carried.add(carry_of(record).previous)
+                    previous = carry_of(record).previous
+                    self._carried.add([previous] if previous in self.cold else ())
 
     def _note_ended(self, batch: Batch, now_ms: int) -> None:
         # a carried record ends nothing under its caller id: it is the request that holds it
         others = [record for record in batch.records if not carried(record.headers)]
         for _, change in parse(self.format, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:
-                self._ended.add(change.caller_id)
+                self._ended.append(hash(change.caller_id))
             if isinstance(change, Cancel | Replacement) and change.id is not None:
                 offset = offset_in(self.shard, change.id)
-                self._cancelled |= set() if offset is None else {offset}
+                if offset is not None and offset in self.cold:
+                    self._cancelled.add([offset])
 
-    def _is_ended(self, one: _ToCarry) -> bool:
-        return one.caller_id in self._ended or one.record.offset in self._cancelled
+    def _not_ended(self, some: Sequence[_ToCarry]) -> list[_ToCarry]:
+        """Those that no record of others ends; two ids with one hash only leave a request to a later run."""
+        ids = {hash(one.caller_id) for one in some if one.caller_id is not None}
+        ended = ids.intersection(self._ended)
+        return [
+            one
+            for one in some
+            if hash(one.caller_id) not in ended and one.record.offset not in self._cancelled
+        ]
+
+    def _stop_above(self, unread: int) -> None:
+        if unread > MOST_UNREAD:
+            raise RecoveryRequired(
+                f"{self.shard}: more than {MOST_UNREAD} request records are waiting to be read; "
+                "carried records would wait behind them, so promotion continues when fewer are left"
+            )

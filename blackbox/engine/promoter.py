@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from threading import Event
+from threading import Event, Lock
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
@@ -23,7 +23,7 @@ from blackbox.journal.promotion_producer import ShardPromotionProducer
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, TopicSettings
 from blackbox.records.clock import Clock
-from blackbox.records.errors import IndexLost, RecoveryRequired
+from blackbox.records.errors import Fenced, IndexLost, RecoveryRequired
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.promotion")
@@ -31,6 +31,8 @@ logger = logging.getLogger("blackbox.core.promotion")
 LONGEST_PAUSE_S = 3600.0
 # The wait after a start is short: during an outage, requests may have reached the horizon.
 FIRST_S = 30.0
+# How often shards whose promotion failed are tried again: an outage of a minute costs no hour.
+RETRY_S = 60.0
 
 
 class Promoter:
@@ -108,7 +110,7 @@ class Promoter:
 
 @dataclass(eq=False, repr=False)
 class PromotionJob:
-    """Promotes the shards that a service owns; a failed shard waits for the next run."""
+    """Promotes the shards that a service owns; a shard that failed is tried again within a minute."""
 
     settings: Settings
     access: KafkaAccess
@@ -121,6 +123,9 @@ class PromotionJob:
         self._stopping = Event()
         # By shard: when its last promotion that succeeded ended, or when the first was tried; monotonic.
         self._succeeded_s: dict[Shard, float] = {}
+        self._failed: set[Shard] = set()
+        # Each job is run once at a time, but the two may be due together.
+        self._turn = Lock()
 
     def add_to(self, scheduler: SteadyScheduler) -> None:
         """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
@@ -129,19 +134,40 @@ class PromotionJob:
         every_s = min(LONGEST_PAUSE_S, within_s / 4)
         soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
         scheduler.add_job(self._run, "interval", seconds=every_s, next_run_time=soon, id="promote")
+        retry_s = min(RETRY_S, every_s)
+        scheduler.add_job(self._retry, "interval", seconds=retry_s, id="promote-again")
 
     def _run(self) -> None:
-        shards = sorted(self.shards())
-        self._succeeded_s = {
-            shard: self._succeeded_s.get(shard, time.monotonic()) for shard in shards
-        }
+        with self._turn:
+            shards = sorted(self.shards())
+            self._succeeded_s = {
+                shard: self._succeeded_s.get(shard, time.monotonic()) for shard in shards
+            }
+            self._failed.clear()
+            self._promote_each(shards)
+
+    def _retry(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._promote_each(sorted(self._failed.intersection(self.shards())))
+        finally:
+            self._turn.release()
+
+    def _promote_each(self, shards: Iterable[Shard]) -> None:
         for shard in shards:
             self._show_age(shard)
+            self._failed.discard(shard)
             try:
                 self._promote(shard)
-            except RecoveryRequired as reason:
+            except Fenced as reason:
+                # Another run does this work; a retry within a minute would interrupt it.
                 if not self._stopping.is_set():
                     logger.warning("%s; retrying at the next promotion", reason)
+            except RecoveryRequired as reason:
+                self._failed.add(shard)
+                if not self._stopping.is_set():
+                    logger.warning("%s; retrying within a minute", reason)
             except Exception:
                 logger.exception("%s: promotion failed unexpectedly", shard)
 

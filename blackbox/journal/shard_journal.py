@@ -52,13 +52,16 @@ class ShardJournal:
     def request_bounds(self) -> Bounds:
         return self._reader.bounds(*self._shard)
 
+    def log_end(self) -> int:
+        """The next request offset to be written, behind all open transactions."""
+        return self._reader.log_end(*self._shard)
+
     def settled_bounds(self) -> Bounds:
         """The bounds once every transaction that is open now has ended.
 
         Raises JournalLost when that takes longer than 30 s.
         """
-        last = self._reader.log_end(*self._shard) - 1
-        return self._reader.stable_bounds(*self._shard, last)
+        return self._reader.stable_bounds(*self._shard, self.log_end() - 1)
 
     def receipt_bounds(self) -> Bounds:
         return self._reader.bounds(self._receipts_topic, self._shard.partition)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -155,6 +155,26 @@ def test_a_cancel_during_a_promotion_ends_the_request(
     year.pass_to(now_ms + 9 * HOUR_MS)
 
     assert year.delivered() == ["kept"]
+
+
+def test_requests_are_promoted_once_while_a_callers_transaction_stays_open(year: Year) -> None:
+    now_ms = year.began_ms
+    year.ask("far", now_ms + 9 * HOUR_MS)
+    year.pass_to(now_ms)
+    servers = {"bootstrap.servers": year.world.kafka.bootstrap_servers}
+    caller = Producer(servers | {"transactional.id": f"{year.world.requests}-caller"})
+    caller.init_transactions(30)
+    caller.begin_transaction()
+    caller.produce(year.world.requests, b"{}", partition=0)
+    caller.flush(30)
+
+    assert year.promote(now_ms + 8 * HOUR_MS) == 1
+    assert year.promote(now_ms + 8 * HOUR_MS) == 0  # the transaction hides the carried record
+    caller.abort_transaction(30)
+    year.pass_to(now_ms + 9 * HOUR_MS)
+
+    assert year.delivered() == ["far"]
+    assert year.standing() == (0, 0)
 
 
 @pytest.mark.parametrize("at_hour", [0, 8])

@@ -701,6 +701,19 @@ BUGS = (
         ("tests/unit/test_rebuild.py",),
     ),
     Bug(
+        "carried-records-that-a-transaction-hides",
+        "Promotion ignores what a caller's open transaction hides: records of an earlier run, and cancels.",
+        (
+            Change(
+                "core/promotion.py",
+                "in chain(committed, hidden):",
+                "in chain(committed):",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
+    Bug(
         "removed-cold-requests-stay",
         "Promotion does not end cold requests that Kafka has removed.",
         (
