@@ -12,10 +12,11 @@ from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, Repl
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER as CARRIED
-from blackbox.records.outgoing import MESSAGE_ONLY
+from blackbox.records.clock import MAX_SKEW_MS
+from blackbox.records.outgoing import MESSAGE_ONLY, left_out
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.recurrence import HEADER as FOLLOWS
-from blackbox.records.request import Headers, Reason, Record, Request, placed
+from blackbox.records.request import Headers, Reason, Record, Request, Shard, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class DeadLetters:
 
         def choose(places: Sequence[str]) -> Sequence[str]:
             replays = {place: one for place in places if (one := wanted[place]) is not None}
-            left.update(conflicts(self.lookup, replays))
+            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(known[place])))
             return [place for place in places if place not in left]
 
         done = dead_letter_topic.close_letters(wanted, choose) if wanted else []
@@ -113,12 +114,27 @@ class DeadLetters:
         if letter.value is not None or not is_shortened:
             headers = _as_new(letter.headers)
             return ReplayRecord(shard, offset, letter.key, letter.value, headers)
-        with closing(ShardJournal(shard, self.lookup.access)) as journal:
-            record = journal.records([offset]).get(offset)
+        record = self._record_at(shard, offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
+        if why := _why_another(letter, record):
+            raise ValueError(
+                f"its value was left out, and {letter.source} is another record now ({why}): discard "
+                "the letter, and have its caller send the request again"
+            )
         headers = _as_new(record.headers)
         return ReplayRecord(shard, offset, record.key, record.value, headers)
+
+    def _is_there(self, letter: DeadLetter) -> bool:
+        """Whether the record of the letter's request is still at its place."""
+        place = placed(letter.source)
+        assert place is not None
+        record = self._record_at(*place)
+        return record is not None and _why_another(letter, record) is None
+
+    def _record_at(self, shard: Shard, offset: int) -> Record | None:
+        with closing(ShardJournal(shard, self.lookup.access)) as journal:
+            return journal.records([offset]).get(offset)
 
     def _target_of(self, letter: DeadLetter) -> str | None:
         """The target of the letter's message; None when its request cannot be parsed."""
@@ -129,6 +145,27 @@ class DeadLetters:
         record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
         parsed = self.lookup.formats[topic].parse(record, letter.at_ms)
         return parsed.target if isinstance(parsed, Request) else None
+
+
+def _why_another(letter: DeadLetter, record: Record) -> str | None:
+    """What shows that the record at the letter's source is not the one that the letter is about.
+
+    The offsets of a topic that was deleted and created again begin again.
+    """
+    # The letter has the time of a client, the record mostly that of a broker.
+    if record.timestamp_ms > letter.at_ms + MAX_SKEW_MS:
+        return "its timestamp is later than the letter's"
+    left = left_out(letter.detail) if letter.value is None else None
+    if left is None or not left.is_bare:
+        if record.key != letter.key:
+            return "its key is not the letter's"
+        # Of a record that promotion wrote, the letter has only the caller's headers.
+        if _as_new(record.headers) != _as_new(letter.headers):
+            return "its headers are not the letter's"
+    if left is None:
+        return None if record.value == letter.value else "its value is not the letter's"
+    size = len(record.value or b"")
+    return None if size == left.value_bytes else f"its value has {size} bytes"
 
 
 def _as_new(headers: Headers) -> Headers:

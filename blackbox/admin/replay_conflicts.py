@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 
 from blackbox.admin.lookup import StatusLookup, wait_until
@@ -14,11 +14,16 @@ from blackbox.records.request import Record, Request, Shard, request_id
 READ_WITHIN_S = 5.0
 
 
-def conflicts(lookup: StatusLookup, replays: Mapping[str, ReplayRecord]) -> dict[str, str]:
+def conflicts(
+    lookup: StatusLookup,
+    replays: Mapping[str, ReplayRecord],
+    is_there: Callable[[str], bool],
+) -> dict[str, str]:
     """The replays that must not be written, and why, by the places of their letters.
 
     A later record replaces the pending request under its caller id: a replay would end what the
     caller has asked for since, and of several replays only the last would be delivered.
+    `is_there`: whether the record that the letter at this place is about is still at its offset.
     """
     named = {place: id for place, one in replays.items() if (id := _caller_id(lookup, one))}
     unread = _unread(lookup, {replays[place].shard for place in named})
@@ -32,8 +37,9 @@ def conflicts(lookup: StatusLookup, replays: Mapping[str, ReplayRecord]) -> dict
                 f"{shard} has requests that the service has not read yet; one of them may have the "
                 f"same id, {caller_id!r}; try again once they are read"
             )
-        # The letter's own request may still be there until the outcome is settled.
-        elif holder is not None and holder != replays[place].offset:
+        # The letter's own request may still be there until the outcome is settled. In a topic that
+        # was created again, another request has its offset.
+        elif holder is not None and not (holder == replays[place].offset and is_there(place)):
             found[place] = (
                 f"a replay would replace the request {request_id(shard, holder)}, which is pending "
                 f"under the same id, {caller_id!r}; cancel that one first, or discard this letter"

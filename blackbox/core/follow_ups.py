@@ -34,6 +34,7 @@ from blackbox.records.recurrence import (
     last_request_value,
     next_request_headers,
     next_request_value,
+    request_value_at,
 )
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Shard, offset_in
 
@@ -99,10 +100,11 @@ class FollowUps:
                 if entry.recurs is not None:
                     try:
                         value = next_request_value(entry, now_ms)
-                    except (ValueError, LookupError, OverflowError, TypeError) as why:
+                    except (ValueError, LookupError, OverflowError, TypeError, OSError) as why:
                         where = self.shard.source(offset)
-                        logger.error("%s: stops recurring (%s): %s", where, entry.recurs, why)
-                        continue
+                        logger.error("%s: no next time (%s): %s", where, entry.recurs, why)
+                        # intake refuses it for the same cause: a dead letter that can be replayed
+                        value = request_value_at(entry, None)
                     headers = next_request_headers(entry.headers, self.shard.source(offset))
                     yield Outgoing(offset, topic, _key(entry), value, headers, partition)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ MESSAGE_ONLY = (
 )
 """The start of the detail of a dead letter that cannot be replayed."""
 
+# At the end, as `dead_letters` writes it: the text before it may be a caller's.
+_LEFT_OUT = re.compile(r"value of ([0-9]+) bytes(, key and headers)? left out\)\Z")
+
 Refusal = tuple[str, str]
 """Why a record cannot be written: the reason word and the detail."""
 
@@ -33,6 +37,13 @@ class Outgoing(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | str | None]]
     partition: int = -1
+
+
+class LeftOut(NamedTuple):
+    """What a smaller form of a dead letter lacks: the value of this size; if `is_bare`, key and headers too."""
+
+    value_bytes: int
+    is_bare: bool
 
 
 def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]:
@@ -78,3 +89,9 @@ def dead_letters(
     ):
         about = zip(LETTER_HEADERS, (reason, text, source), strict=True)
         yield Outgoing(original.offset, topic, key, value, [*headers, *about])
+
+
+def left_out(detail: str) -> LeftOut | None:
+    """What a dead letter with this detail lacks; None if it is the whole record."""
+    found = _LEFT_OUT.search(detail)
+    return None if found is None else LeftOut(int(found[1]), found[2] is not None)

@@ -124,9 +124,13 @@ def last_request_value(entry: Entry) -> bytes:
     return orjson.dumps({"topic": entry.target} | _terms(entry))
 
 
-def request_value_at(entry: Entry, at_ms: int) -> bytes:
-    """The value of a record that asks for the same request at this time, in the format `countdown`."""
-    asked = {"topic": entry.target, "at": at_ms} | _terms(entry)
+def request_value_at(entry: Entry, at_ms: int | None) -> bytes:
+    """The value of a record that asks for the same request at this time, in the format `countdown`.
+
+    None, of a recurring request: at the next time that its reader finds.
+    """
+    at = {} if at_ms is None else {"at": at_ms}
+    asked = {"topic": entry.target} | at | _terms(entry)
     asked |= _as_text("message", "encoding", entry.message)
     if entry.key is not None:
         asked |= _as_text("key", "key_encoding", entry.key)
@@ -140,7 +144,8 @@ def _terms(entry: Entry) -> dict[str, Any]:
     kind, _, rest = (entry.recurs or "").partition(" ")
     asked: dict[str, Any] = {} if entry.caller_id is None else {"id": entry.caller_id}
     if kind == _EVERY:
-        asked[_EVERY] = int(rest) / 1000
+        # anything else as it is: its reader refuses it
+        asked[_EVERY] = int(rest) / 1000 if rest.isdecimal() else rest
     elif kind == _CRON:
         asked["timezone"], _, asked[_CRON] = rest.partition(" ")
     return asked

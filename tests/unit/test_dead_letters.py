@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from blackbox.core.plan import Bounds, Positions
 from blackbox.formats import Options, make_format
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
 from blackbox.records.outgoing import MESSAGE_ONLY
-from blackbox.records.request import Shard, request_id
+from blackbox.records.request import Record, Shard, request_id
 
 SHARD = Shard("TB", 3)
 
@@ -24,6 +24,7 @@ class FakeLookup:
     """The index and the end of one shard; `letters` and `written` are the dead-letter topic's.
 
     An open transaction hides the requests from `stable_end` to `log_end`. Not all offsets have `records`.
+    `there` are those that are read for a letter.
     """
 
     holders: dict[str, int] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class FakeLookup:
     stable_end: int = 10
     log_end: int = 10
     records: tuple[int, ...] = tuple(range(10))
+    there: dict[int, Record] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     access: Any = None
@@ -95,7 +97,17 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
             made.written += choose(list(places))
             return made.written
 
+    class FakeJournal:
+        def __init__(self, shard: Shard, access: object) -> None:
+            assert shard == SHARD
+
+        def records(self, offsets: Iterable[int]) -> dict[int, Record]:
+            return {offset: made.there[offset] for offset in offsets if offset in made.there}
+
+        def close(self) -> None: ...
+
     monkeypatch.setattr(dead_letters, "DeadLetterTopic", FakeTopic)
+    monkeypatch.setattr(dead_letters, "ShardJournal", FakeJournal)
     monkeypatch.setattr(replay_conflicts, "PartitionReader", FakeReader)
     monkeypatch.setattr(replay_conflicts, "READ_WITHIN_S", 0)
     return made
@@ -179,11 +191,38 @@ def test_offsets_without_a_record_do_not_delay_a_replay(lookup: FakeLookup) -> N
     assert closed(lookup, place).done == [place]
 
 
-def test_a_letter_whose_outcome_is_not_settled_yet_can_be_replayed(lookup: FakeLookup) -> None:
+OWN = Record(4, 0, None, asked("v1"), [])
+
+
+@pytest.mark.parametrize(
+    "there", [OWN, OWN._replace(headers=[("blackbox-carried", b"[3,3,0,false]")])]
+)
+def test_a_letter_whose_outcome_is_not_settled_yet_can_be_replayed(
+    lookup: FakeLookup, there: Record
+) -> None:
     place = lookup.add(4, asked("v1"))
     lookup.holders["r"] = 4
+    lookup.there[4] = there
 
     assert closed(lookup, place).done == [place]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [OWN._replace(value=asked("v2")), OWN._replace(timestamp_ms=60_000), None],
+    ids=["another value", "later", "gone"],
+)
+def test_a_replay_does_not_replace_a_request_that_has_the_offset_of_the_letters_own(
+    lookup: FakeLookup, there: Record | None
+) -> None:
+    place = lookup.add(4, asked("v1"))
+    lookup.holders["r"] = 4
+    lookup.there |= {} if there is None else {4: there}
+
+    done = closed(lookup, place)
+
+    assert (done.done, lookup.written) == ([], [])
+    assert "cancel that one first, or discard this letter" in done.left[place]
 
 
 def test_a_letter_that_has_a_message_instead_of_a_request_is_not_replayed(

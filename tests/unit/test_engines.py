@@ -153,6 +153,25 @@ def test_a_driver_that_never_gets_warm_joins_after_two_minutes(
     until("it joins", joined.is_set)
 
 
+@pytest.mark.parametrize(("at_once", "slots"), [(0, 2), (1, 2), (2, 2), (12, 12)])
+def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
+    at_once: int, slots: int
+) -> None:
+    profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
+    java = SimpleNamespace(
+        isStopped=lambda: False,
+        resourceProfileManager=lambda: profiles,
+        maxNumConcurrentTasks={"default": at_once}.__getitem__,
+    )
+    # As `spark.default.parallelism` sets it.
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: java), defaultParallelism=24)
+    settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url="redis://127.0.0.1:1/0")
+    engine = SparkEngine(settings, Metrics(), only=None, failed=lambda reason: None)
+    engine._session = SimpleNamespace(sparkContext=context)  # type: ignore[assignment]
+
+    assert engine._count_slots() == slots
+
+
 def test_a_process_that_no_longer_reads_requests_is_not_live(
     process_engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

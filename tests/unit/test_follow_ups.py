@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import orjson
 import pytest
@@ -12,9 +13,18 @@ from blackbox.core import follow_ups as follow_ups_module
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.plan import Batch, Bounds
 from blackbox.formats import Options, make_format
+from blackbox.records import recurrence
 from blackbox.records.entry import Entry
 from blackbox.records.receipt import Places
-from blackbox.records.request import Headers, Reason, Record, Request, Shard, request_id
+from blackbox.records.request import (
+    Headers,
+    Invalid,
+    Reason,
+    Record,
+    Request,
+    Shard,
+    request_id,
+)
 
 SHARD = Shard("schedules", 2)
 CONTRACT = make_format(
@@ -115,9 +125,62 @@ def test_a_recurring_request_is_written_again_in_its_own_partition() -> None:
     assert (asked.due_ms, asked.headers) == (150_000, [("h", b"1")])
 
 
-def test_a_series_without_a_next_time_ends_without_an_error() -> None:
-    broken = RECURS._replace(recurs="cron Nowhere/Else * * * * *")
-    assert list(FollowUps(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)) == []
+@pytest.mark.parametrize(
+    ("recurs", "why"),
+    [
+        ("cron Nowhere/Else * * * * *", "timezone: give a name"),
+        ("cron UTC * * *", "give a cron expression of five fields"),
+        ("every often", "every is 'often'"),
+    ],
+)
+def test_a_recurring_request_without_a_next_time_ends_as_a_dead_letter(
+    recurs: str, why: str
+) -> None:
+    broken = RECURS._replace(recurs=recurs, key=b"k", expires_ms=95_000)
+
+    [again] = FollowUps(SHARD, COUNTDOWN, Log()).requests({3: broken}, 0)
+
+    assert (again.topic, again.partition, again.key) == ("schedules", 2, b"a")
+    refused = COUNTDOWN.parse(Record(9, 100_000, b"a", again.value, FOLLOWS), 100_000)
+    assert isinstance(refused, Invalid)
+    assert refused.reason is Reason.BAD_RECURRENCE
+    assert why in refused.detail
+
+
+@pytest.mark.parametrize("why", [ZoneInfoNotFoundError("no such zone"), OSError("not readable")])
+def test_a_request_of_a_time_zone_that_was_missing_recurs_again_once_it_is_replayed(
+    monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    def missing(name: str) -> ZoneInfo:
+        raise why
+
+    stopped = RECURS._replace(
+        recurs="cron Europe/Berlin 0 1 * * *", key=b"k", message=b"\xff", expires_ms=95_000
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(recurrence, "ZoneInfo", missing)
+        recurrence._search.cache_clear()
+        [again] = FollowUps(SHARD, COUNTDOWN, Log()).requests({3: stopped}, 100_000)
+        record = Record(9, 100_000, b"a", again.value, [("h", b"1"), *FOLLOWS])
+        assert isinstance(COUNTDOWN.parse(record, 100_000), Invalid)
+
+    replayed = make_format("countdown", Options(10**6, lambda topic: False)).parse(
+        record._replace(headers=record.headers[:-1]), 100_000
+    )
+
+    midnight_ms = 86_400_000  # 1970-01-02 01:00 in Berlin
+    headers: Headers = [("h", b"1")]
+    assert replayed == Request(
+        "orders",
+        b"\xff",
+        midnight_ms,
+        b"k",
+        headers,
+        None,
+        "a",
+        midnight_ms + 5_000,
+        stopped.recurs,
+    )
 
 
 @pytest.mark.parametrize(

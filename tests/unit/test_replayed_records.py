@@ -19,14 +19,15 @@ SHARD = Shard("TB", 0)
 PLACE = "letters/0@0"
 ID = request_id(SHARD, 3).encode()
 CALLERS: Headers = [("CALLER_SERVICE", b"shop"), ("trace", b"1")]
+WHOLE = record(7)._replace(headers=CALLERS)
 
 
 class Letters:
-    """The dead-letter topic, with one letter: the first or second form of that of `original`."""
+    """The dead-letter topic, with one letter: that of `original` in this form, from 0."""
 
-    def __init__(self, original: Record, *, is_shortened: bool) -> None:
+    def __init__(self, original: Record, form: int) -> None:
         forms = list(forms_of(SHARD, "letters", original, "outcome-unknown", "it may have been"))
-        _, _, key, value, headers, _ = forms[is_shortened]
+        _, _, key, value, headers, _ = forms[form]
         as_read = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers]
         self.letter = DeadLetter.of(Record(0, 1, key, value, as_read), PLACE)
         self.replayed: ReplayRecord | None = None
@@ -44,12 +45,12 @@ class Letters:
         return list(places)
 
 
-def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, original: Record) -> ClosedLetters:
+def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, there: Record) -> ClosedLetters:
     """Replay the letter, while its request topic has this record."""
 
     class Journal:
         def records(self, offsets: Iterable[int]) -> dict[int, Record]:
-            return {original.offset: original}
+            return {there.offset: there}
 
         def close(self) -> None: ...
 
@@ -59,7 +60,10 @@ def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, original: Record) 
     return DeadLetters(lookup, "letters").close_letters([PLACE], replay=True)
 
 
-@pytest.mark.parametrize("is_shortened", [False, True], ids=["whole", "value left out"])
+FORMS = pytest.mark.parametrize("form", range(3), ids=["whole", "value left out", "all left out"])
+
+
+@FORMS
 @pytest.mark.parametrize(
     "own",
     [
@@ -74,10 +78,10 @@ def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, original: Record) 
     ids=lambda own: ", ".join(name for name, _ in own) or "none",
 )
 def test_a_replayed_request_counts_as_a_new_one_of_its_caller(
-    monkeypatch: pytest.MonkeyPatch, own: Headers, is_shortened: bool
+    monkeypatch: pytest.MonkeyPatch, own: Headers, form: int
 ) -> None:
     original = record(7)._replace(headers=[*CALLERS, *own])
-    letters = Letters(original, is_shortened=is_shortened)
+    letters = Letters(original, form)
 
     closed = replay(monkeypatch, letters, original)
 
@@ -88,6 +92,52 @@ def test_a_replayed_request_counts_as_a_new_one_of_its_caller(
 def test_a_dead_letter_with_nothing_in_it_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Record(7, 1, None, None, [])
 
-    closed = replay(monkeypatch, Letters(nothing, is_shortened=False), nothing)
+    closed = replay(monkeypatch, Letters(nothing, 0), nothing)
 
     assert closed.left == {PLACE: "nothing is left of the request; have its caller send it again"}
+
+
+@pytest.mark.parametrize(
+    ("form", "there", "why"),
+    [
+        (1, WHOLE._replace(timestamp_ms=1002), "its timestamp is later than the letter's"),
+        (2, WHOLE._replace(timestamp_ms=1002), "its timestamp is later than the letter's"),
+        (1, WHOLE._replace(key=b"other"), "its key is not the letter's"),
+        (1, WHOLE._replace(key=None), "its key is not the letter's"),
+        (1, WHOLE._replace(headers=[*CALLERS, ("a", b"b")]), "its headers are not the letter's"),
+        (1, WHOLE._replace(headers=CALLERS[1:]), "its headers are not the letter's"),
+        (1, WHOLE._replace(value=b"{ }"), "its value has 3 bytes"),
+        (2, WHOLE._replace(value=b"{ }"), "its value has 3 bytes"),
+        (2, WHOLE._replace(value=None), "its value has 0 bytes"),
+    ],
+)
+def test_a_record_that_took_the_place_of_a_shortened_letters_record_is_not_replayed(
+    monkeypatch: pytest.MonkeyPatch, form: int, there: Record, why: str
+) -> None:
+    letters = Letters(WHOLE, form)
+
+    closed = replay(monkeypatch, letters, there)
+
+    assert letters.replayed is None
+    assert closed.left == {
+        PLACE: f"its value was left out, and TB/0@7 is another record now ({why}): discard the "
+        "letter, and have its caller send the request again"
+    }
+
+
+@FORMS
+def test_clocks_that_are_a_second_apart_do_not_prevent_a_replay(
+    monkeypatch: pytest.MonkeyPatch, form: int
+) -> None:
+    closed = replay(monkeypatch, Letters(WHOLE, form), WHOLE._replace(timestamp_ms=1001))
+
+    assert closed.done == [PLACE]
+
+
+def test_a_whole_letter_is_replayed_whatever_is_at_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    letters = Letters(WHOLE, 0)
+
+    assert replay(monkeypatch, letters, record(7, b"other", 9999)).done == [PLACE]
+    assert letters.replayed == ReplayRecord(SHARD, 7, b"key", b"{}", CALLERS)

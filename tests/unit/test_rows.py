@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from blackbox.cli.terminal import printable
+from blackbox.formats import Options, make_format
 from blackbox.jobs.load import pieces, rows
 from blackbox.jobs.load.pieces import KINDS, UnusableFile, split
 from blackbox.jobs.load.rows import BadValue, RowRecord, records
+from blackbox.records.request import Invalid, Reason, Record
 
 DUE = datetime(2027, 1, 1, tzinfo=UTC)
 DUE_MS = 1798761600000
@@ -231,6 +233,35 @@ def test_an_instant_of_parquet_is_the_next_whole_millisecond(
     path = parquet(tmp_path, {"at": column}, **options)
 
     assert json.loads(only(path, "parquet").value) == {"at": at}
+
+
+def test_an_instant_of_int96_after_2262_is_refused_as_too_far(tmp_path: Path) -> None:
+    last_day = datetime(9999, 12, 31, 23, 59, 59, 999999)
+    path = parquet(
+        tmp_path,
+        {"topic": ["orders"], "message": ["m"], "at": pa.array([last_day], pa.timestamp("us"))},
+        use_deprecated_int96_timestamps=True,
+    )
+
+    row = only(path, "parquet")
+
+    assert json.loads(row.value)["at"] == 253402300800000
+    parse = make_format("countdown", Options(10**7, lambda _: False)).parse
+    refused = parse(Record(0, DUE_MS, None, row.value, []), DUE_MS)
+    assert isinstance(refused, Invalid)
+    assert refused.reason is Reason.TOO_FAR
+
+
+@pytest.mark.parametrize("is_int96", [True, False])
+def test_a_time_after_the_year_9999_inside_a_struct_makes_the_file_unusable(
+    is_int96: bool, tmp_path: Path
+) -> None:
+    times = pa.array([DUE_MS * 10**3 * 200], pa.timestamp("us"))
+    column = pa.StructArray.from_arrays([times], ["when"])
+    path = parquet(tmp_path, {"message": column}, use_deprecated_int96_timestamps=is_int96)
+
+    with pytest.raises(UnusableFile, match=f"{path}: date value out of range"):
+        read(path, "parquet")
 
 
 def test_a_null_in_a_struct_of_headers_is_not_a_header(tmp_path: Path) -> None:

@@ -256,13 +256,16 @@ class SparkEngine:
     def _count_slots(self) -> int:
         assert self._session is not None
         try:
-            context = self._session.sparkContext
+            context = self._session.sparkContext._jsc.sc()
             # The master may have ended the application while the JVM still runs.
-            if context._jsc.sc().isStopped():
+            if context.isStopped():
                 raise EngineFailed(
                     f"Spark's master {self.settings.spark_master} ended this application"
                 )
-            return max(2, context.defaultParallelism)
+            # Not defaultParallelism: an operator may set that, and a task may need several cores.
+            profile = context.resourceProfileManager().defaultResourceProfile()
+            # None until the first executor has registered: one for each half then waits for it.
+            return max(2, context.maxNumConcurrentTasks(profile))
         except (Py4JError, OSError, AttributeError) as error:
             raise EngineFailed(f"Spark's JVM is gone: {error}") from error
 

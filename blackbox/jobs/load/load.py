@@ -193,6 +193,7 @@ class Load:
         rows = {name: mark.total for name, mark in self.pieces_in.items()}
         first: list[BadRow] = []
         bad = 0
+        with_wrong_columns: set[str] = set()
         checked: list[CheckReport] = _reports(
             numbered(session, len(pieces)).mapInArrow(task, REPORT)
         )
@@ -200,8 +201,13 @@ class Load:
             if found.problem is not None:
                 raise UnusableFile(found.problem)
             rows[name] = found.rows
-            bad += found.bad
             file = self._of[name][0]
+            if found.has_wrong_columns:
+                # Counted once for each file, by whichever of its pieces is the first that is left.
+                if file.path in with_wrong_columns:
+                    continue
+                with_wrong_columns.add(file.path)
+            bad += found.bad
             if len(first) < MOST_SHOWN:
                 first += [BadRow(file.path, file.kind, *one) for one in found.first]
         return LoadCheck(rows, bad, first[:MOST_SHOWN])

@@ -78,7 +78,8 @@ def records(
         read = _csv_rows(piece, skip) if piece.kind == "csv" else _parquet_rows(piece, skip)
         for number, cells in read:
             yield number, cells if isinstance(cells, BadValue) else _of_cells(cells, headers)
-    except (OSError, pa.ArrowException) as error:
+    # OverflowError: a time in a struct, list or map is after the year 9999, where Python's end.
+    except (OSError, pa.ArrowException, OverflowError) as error:
         raise UnusableFile(f"{piece.path}: {error}") from None
 
 
@@ -253,7 +254,8 @@ _READ_TEXT: dict[str, Callable[[str], Any]] = {
 
 def _parquet_rows(piece: Piece, skip: int) -> Iterator[tuple[int, dict[str, Any]]]:
     first = piece.start + skip
-    with pq.ParquetFile(piece.path) as file:
+    # As nanoseconds, INT96 wraps after 2262: a later instant would be in the past, and due at once.
+    with pq.ParquetFile(piece.path, coerce_int96_timestamp_unit="us") as file:
         meta = file.metadata
         ends = list(accumulate(meta.row_group(n).num_rows for n in range(meta.num_row_groups)))
         from_group = bisect_right(ends, first)

@@ -34,12 +34,14 @@ class CheckReport:
     """The result of validating a piece: its rows, how many are bad, and the first of those.
 
     A bad row is its number, a reason word and a detail. `problem` says why the piece could not be read.
+    `has_wrong_columns`: the bad ones are columns of the file, which each of its pieces reports.
     """
 
     rows: int = 0
     bad: int = 0
     first: list[tuple[int, str, str]] = field(default_factory=list)
     problem: str | None = None
+    has_wrong_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,7 @@ class CheckTask:
             parse = formats(self.settings)[self.topic].parse
             wrong = list(_wrong_columns(columns(piece), parse))
             if wrong:
-                # The columns are those of the file: only its first piece reports them.
-                is_first = piece.start == 0
-                return CheckReport(0, len(wrong) * is_first, wrong[: MOST_SHOWN * is_first])
+                return CheckReport(0, len(wrong), wrong[:MOST_SHOWN], has_wrong_columns=True)
             return self._check_rows(piece, parse)
         except (UnusableFile, OSError) as error:
             return CheckReport(problem=str(error))

@@ -11,12 +11,60 @@ BUGS = (
         (
             Change(
                 "admin/dead_letters.py",
-                "            left.update(conflicts(self.lookup, replays))\n",
+                "            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(known[place])))\n",
                 "",
             ),
         ),
         (),
         ("tests/unit/test_dead_letters.py",),
+    ),
+    Bug(
+        "replay-of-another-record",
+        "A replay of a shortened dead letter writes whatever record has its offset since the topic was created again.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "        if why := _why_another(letter, record):\n",
+                '        if why := "":\n',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_replayed_records.py"
+            "::test_a_record_that_took_the_place_of_a_shortened_letters_record_is_not_replayed",
+        ),
+    ),
+    Bug(
+        "replay-of-a-younger-record",
+        "A replay of a shortened dead letter takes a record of the same size that is younger than the letter for its own.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "    if record.timestamp_ms > letter.at_ms + MAX_SKEW_MS:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_replayed_records.py"
+            "::test_a_record_that_took_the_place_of_a_shortened_letters_record_is_not_replayed",
+        ),
+    ),
+    Bug(
+        "replay-replaces-at-its-own-offset",
+        "A replay of a dead letter replaces a pending request that has its offset since the topic was created again.",
+        (
+            Change(
+                "admin/replay_conflicts.py",
+                "not (holder == replays[place].offset and is_there(place))",
+                "holder != replays[place].offset",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py"
+            "::test_a_replay_does_not_replace_a_request_that_has_the_offset_of_the_letters_own",
+        ),
     ),
     Bug(
         "replay-past-hidden-requests",

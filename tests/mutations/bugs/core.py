@@ -199,6 +199,22 @@ BUGS = (
         (),
     ),
     Bug(
+        "recurrence-ends-without-a-letter",
+        "A recurring request whose next time cannot be computed ends with a line in the log, and without a dead letter.",
+        (
+            Change(
+                "core/follow_ups.py",
+                "                        value = request_value_at(entry, None)\n",
+                "                        continue\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_follow_ups.py"
+            "::test_a_recurring_request_without_a_next_time_ends_as_a_dead_letter",
+        ),
+    ),
+    Bug(
         "backlog-remembered-whole",
         "The check of follow-ups keeps the names in all records of the backlog in memory, without a limit.",
         (
