@@ -246,13 +246,8 @@ class ShardOwner:
     def _record_metrics(self, session: ShardSession, did: Dispatched) -> None:
         now_ms = session.clock.earliest_ms()
         # A shard is stuck if requests are due and ticks neither end nor postpone any of them.
-        if (
-            did.due_ms
-            or did.dead
-            or did.postponed
-            or did.oldest_ms is None
-            or did.oldest_ms > now_ms
-        ):
+        is_idle = did.oldest_ms is None or did.oldest_ms > now_ms
+        if did.due_ms or did.dead or did.postponed or is_idle:
             self._progress_s = time.monotonic()
         self.metrics.dispatched(self.shard, did, now_ms)
         self.metrics.positions(self.shard, session.index.positions)

@@ -19,8 +19,9 @@ from blackbox.index.stored_fields import FORMAT
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
 
-# Not all is in Kafka: only its payload says that an entry is a dead letter, or a replacement that
-# was in time, and retention may have removed the record.
+# For parked entries and dead letters. Not all is in Kafka: only its payload says that an entry is a
+# dead letter, or a replacement that was in time, and retention may have removed the record. If the
+# payload of a dead letter expired in a long outage, its record would be read and delivered.
 PARKED_FOR_S = 10 * 365 * 86_400
 # Elements per command: 10,000 block Redis for some 4 ms, and Lua's `unpack` fails near 8,000.
 CHUNK = 1000
@@ -65,22 +66,32 @@ class CommandBuilder:
         return (b"token", self._token, *chain.from_iterable(bound.items()))
 
     def _set_payload(
-        self, offset: int, stored: bytes, due_ms: int, now_ms: int, *, only_there: bool = False
+        self,
+        offset: int,
+        stored: bytes,
+        due_ms: int,
+        now_ms: int,
+        *,
+        is_letter: bool,
+        only_there: bool = False,
     ) -> bytes:
-        expires_s = b"%d" % self._expires_s(due_ms, now_ms)
+        expires_s = b"%d" % self._expires_s(due_ms, now_ms, is_letter=is_letter)
         template = self._set_ex_if_there if only_there else self._set_ex
         return template % (offset, len(stored), stored, len(expires_s), expires_s)
 
     def _keep_payload(self, offset: int, due_ms: int, now_ms: int) -> bytes:
-        """The command that keeps a payload as long as an entry with this score needs it."""
+        """The command that keeps a payload at least as long as an entry with this score needs it."""
         name = self._keys.message(member(offset))
-        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))
+        # It may be a dead letter's, whose time must not become shorter; `EXPIRE … GT` is unknown to Redis 6.2.
+        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms, is_letter=True))
 
-    def _expires_s(self, due_ms: int, now_ms: int) -> int:
+    def _expires_s(self, due_ms: int, now_ms: int, *, is_letter: bool) -> int:
         if due_ms >= BAND_MS:
             return PARKED_FOR_S + self._grace_s
         # Redis refuses an `EX` of 0 or less.
         left_s = (due_ms - now_ms + 999) // 1000 if due_ms > now_ms else 0
+        if is_letter:
+            left_s += PARKED_FOR_S
         return left_s + self._grace_s
 
     def _remove(self, offsets: Sequence[int]) -> Iterator[bytes]:

@@ -157,7 +157,8 @@ class IntakeChanges(Lookups):
             stored = entries.encode(entry)
             if len(stored) > largest:
                 largest = len(stored)
-            yield self._set_payload(offset, stored, entry.due_ms, now_ms)
+            is_letter = type(entry) is Entry and entry.reason is not None
+            yield self._set_payload(offset, stored, entry.due_ms, now_ms, is_letter=is_letter)
         due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
         yield from zadd_chunks(self._keys.due, due)
         yield from self._remove(plan.removals)

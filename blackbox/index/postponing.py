@@ -38,7 +38,12 @@ class PostponingChanges(Lookups):
             self._keep_payload(offset, at_ms, now_ms)
             if entry is None
             else self._set_payload(
-                offset, entries.encode(entry), at_ms, now_ms, only_there=only_there
+                offset,
+                entries.encode(entry),
+                at_ms,
+                now_ms,
+                is_letter=entry.reason is not None,
+                only_there=only_there,
             )
             for offset, (at_ms, entry) in changes.items()
         ]

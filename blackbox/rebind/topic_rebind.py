@@ -29,14 +29,7 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.rebind.decision import (
-    Decider,
-    Decision,
-    MissingRequests,
-    keep_partitions,
-    lost_from,
-    tail_before,
-)
+from blackbox.rebind.decision import Decider, Decision, Missing, keep_partitions, lost_from, tail_before
 from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
 from blackbox.rebind.leftovers import Leftovers, Rebound
 from blackbox.records.errors import (
@@ -186,8 +179,7 @@ class _TopicRebind:
             return self._carry_out(index, patiently(self._decide, index), writer)
 
     def _decide(self, index: ShardIndex) -> Decision:
-        decider = Decider(self._ours, self._count, self._receipts_count, self._journal)
-        return decider.decide(index)
+        return Decider(self._ours, self._count, self._receipts_count, self._journal).decide(index)
 
     def _writer(self, shard: Shard) -> ShardWriter:
         return ShardWriter(shard, self._large, exactly_once=self._exactly_once)
@@ -226,12 +218,7 @@ class _TopicRebind:
             )
 
     def _write_again(
-        self,
-        index: ShardIndex,
-        decision: Decision,
-        gone: MissingRequests,
-        writer: ShardWriter,
-        done: Rebound,
+        self, index: ShardIndex, decision: Decision, gone: Missing, writer: ShardWriter, done: Rebound
     ) -> int:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
@@ -260,7 +247,7 @@ class _TopicRebind:
         return 0 if decision.begins is None else end
 
     def _take_over(
-        self, shard: Shard, decision: Decision, gone: MissingRequests, writer: ShardWriter
+        self, shard: Shard, decision: Decision, gone: Missing, writer: ShardWriter
     ) -> Outcomes:
         """The outcomes of the requests that are gone, by receipts."""
         outcomes = Outcomes()

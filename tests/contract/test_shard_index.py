@@ -433,6 +433,35 @@ def test_a_payload_outlives_its_due_time_by_the_grace(
         assert 0 <= max(0, seconds) + GRACE_S - left_s <= 5
 
 
+UNSURE = entry()._replace(reason=Reason.OUTCOME_UNKNOWN, detail="it may have been delivered")
+BECOME_LETTERS: dict[str, Verb] = {
+    "refused when read": lambda index: store(index, 1, 2, {1: UNSURE}),
+    "postponed": lambda index: index.defer({0: (NOW_MS + 5, UNSURE)}, NOW_MS),
+    "postponed beside deliveries": lambda index: index.settle(
+        Settlement({}, 1, {0: (NOW_MS + 5, UNSURE)}, NOW_MS)
+    ),
+    "outcome unknown": lambda index: index.outcome_unknown(NOW_MS, NOW_MS),
+}
+
+
+@pytest.mark.parametrize("become_letter", BECOME_LETTERS.values(), ids=BECOME_LETTERS)
+def test_a_dead_letter_does_not_become_a_request_again_after_an_outage_longer_than_the_grace(
+    index: ShardIndex, client: redis.Redis, become_letter: Verb
+) -> None:
+    store(index, 0, 1, {0: entry()})
+    become_letter(index)
+    letters = [o for o, payload in held(client).payloads.items() if b'"reason"' in payload]
+    assert len(letters) == 1
+
+    def years_left() -> float:
+        left_s: Any = client.ttl(f"{PREFIX}msg:{member(letters[0]).decode()}")
+        return left_s / 365 / 86_400
+
+    assert years_left() > 9
+    index.defer({letters[0]: (NOW_MS + 60_000, None)}, NOW_MS)
+    assert years_left() > 9
+
+
 def test_a_payload_due_within_a_second_has_the_whole_grace(
     index: ShardIndex, client: redis.Redis
 ) -> None:

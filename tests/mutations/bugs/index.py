@@ -368,6 +368,22 @@ BUGS = (
         ("tests/unit/dispatch",),
     ),
     Bug(
+        "letters-expire-like-requests",
+        "The payload of a dead letter expires as if it were a request: after an outage, its record is read again and "
+        "its message delivered.",
+        (
+            Change(
+                "index/command_builder.py",
+                "        if is_letter:\n            left_s += PARKED_FOR_S\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_shard_index.py::test_a_dead_letter_does_not_become_a_request_again_after_an_outage_longer_than_the_grace",
+        ),
+    ),
+    Bug(
         "messages-read-all-at-once",
         "A hundred messages of each shard are read at once, regardless of their size.",
         (
@@ -444,7 +460,7 @@ BUGS = (
         (
             Change(
                 "index/command_builder.py",
-                '        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms))\n',
+                '        return pack("EXPIRE", name, self._expires_s(due_ms, now_ms, is_letter=True))\n',
                 '        return pack("EXISTS", name)\n',
             ),
         ),

@@ -128,8 +128,8 @@ BUGS = (
         (
             Change(
                 "rebind/decision.py",
-                "MissingRequests(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
-                "MissingRequests(self.ours.topic_id, first, since, is_open)",
+                "Missing(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
+                "Missing(self.ours.topic_id, first, since, is_open)",
             ),
         ),
         (),
