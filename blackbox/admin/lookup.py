@@ -17,7 +17,7 @@ from blackbox.core.journal_search import LimitReached, ReadLimit
 from blackbox.core.own_record import OwnRecord, origin_of
 from blackbox.core.plan import Positions
 from blackbox.core.ports import Journal
-from blackbox.core.request_status import NO_REQUEST, RequestStatus, State
+from blackbox.core.request_status import NO_REQUEST, RequestStatus
 from blackbox.index.inspector import Inspector, ShardStats
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
@@ -30,8 +30,8 @@ COUNTED_FOR_S = 5.0
 FAILED_FOR_S = 1.0
 VISIBLE_WITHIN_S = 5.0
 CHECKED_EVERY_S = 0.02
+# Entries due at the same instant that are read, with their payloads, to find a carried one.
 DUE_TOGETHER = 100
-"""How many entries due at the same instant are read, with their payloads, to find a carried one."""
 
 
 class StatusLookup:
@@ -87,11 +87,10 @@ class StatusLookup:
 
     def _count(self) -> dict[str, int]:
         topics = self._settings.topics
-        journals = [name for topic in topics for name in (topic, receipts_topic(topic))]
+        names = [name for topic in topics for name in (topic, receipts_topic(topic))]
+        names.append(self._settings.dead_letter_topic)
         try:
-            return Topics(self._admin).partitions(
-                [*journals, self._settings.dead_letter_topic], to="Read"
-            )
+            return Topics(self._admin).partitions(names, to="Read")
         except JournalLost:
             # A client may lose sight of all brokers, or have an old certificate.
             self._admin = self.access.admin()
@@ -120,12 +119,12 @@ class StatusLookup:
         return held
 
     def _written_ms(self, shard: Shard, offset: int) -> int:
-        record = self.record(shard, offset)
-        # The record that promotion wrote is younger than the request.
-        if record is not None and carried(record.headers):
+        if (record := self.record(shard, offset)) is None:
+            return -1
+        if carried(record.headers):
             with suppress(ValueError):  # a forged header
-                return carry_of(record).timestamp_ms
-        return -1 if record is None else record.timestamp_ms
+                return carry_of(record).timestamp_ms  # that of promotion is later
+        return record.timestamp_ms
 
     def request_end(self, shard: Shard) -> int:
         with closing(ShardJournal(shard, self.access)) as journal:
@@ -166,8 +165,7 @@ class StatusLookup:
         return self.status(shard, found, limit=limit).for_request(shard, offset)
 
     def _as_cold(self, shard: Shard, own: OwnRecord) -> RequestStatus:
-        # A cancel by the first id of a cold request is only stored; the bit stays until the request
-        # is written again.
+        # A cancel by the first id is only stored; the bit stays until the request is written again.
         is_ended = self.inspector.is_ended(shard, own.origin)
         return replace(own.status, state="ended" if is_ended else "pending", is_cold=True)
 
@@ -226,9 +224,7 @@ class StatusLookup:
         """The offset of what replaced an ended request since; None: it was cancelled. Raises LimitReached."""
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, ReadLimit())
-            return lookup.replaced_by(
-                lookup.own_record(offset), 0 if since is None else since.requests
-            )
+            return lookup.replaced_by(lookup.own_record(offset), since.requests if since else 0)
 
     def _was_cold(self, own: OwnRecord) -> bool:
         """Whether the request was cold when it was written, if the horizon has not changed since."""
@@ -301,5 +297,4 @@ def _limit_exceeded(known: RequestStatus, limit: ReadLimit, *, is_over: bool) ->
             "; while it is pending, GET /requests lists it at its due time; the `source` listed "
             "there, such as TB/3@1234, can be looked up and cancelled"
         )
-    state: State = "over" if is_over else "undetermined"
-    return replace(known, state=state, detail=detail)
+    return replace(known, state="over" if is_over else "undetermined", detail=detail)

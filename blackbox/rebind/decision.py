@@ -32,7 +32,7 @@ TAIL = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class Gone:
     """The requests of an index that are not in the current topic: those from the offset `first` on.
 
     Receipts from `since` on name their outcomes; None: no receipts do. `is_open`: such receipts can still
@@ -57,7 +57,7 @@ class Decision:
 
     why: str
     barrier: Receipt | None = None
-    gone: Missing | None = None
+    gone: Gone | None = None
     positions: Positions | None = None
     first: int | None = None
     is_emptied: bool = False
@@ -142,7 +142,7 @@ class Decider:
         is_unknown = bool(groups & {self.ours.group, kept.binding.group})
         is_open = self.has_receipts(shard) and not opened
         why = "an index from before the topic was opened" if is_unknown else "another topic"
-        gone = Missing(
+        gone = Gone(
             kept.binding.topic_id,
             0,
             self._receipts_since(kept, receipts, is_open),
@@ -196,7 +196,7 @@ class Decider:
         )
         is_open = self.has_receipts(shard) and not lacks_receipts
         since = self._receipts_since(kept, receipts, is_open)
-        gone = Missing(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
+        gone = Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))
         return Decision(
             why, barrier, gone, positions, first, since=receipts_from, unknown_ms=unknown_ms
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from blackbox.core.letter_record import RECORD_GONE, as_record
 from blackbox.core.lost_payload import payload_lost
 from blackbox.core.offset_set import OffsetSet
+from blackbox.core.settling import CHUNK, apply_outcomes
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import as_entry
 from blackbox.journal.shard_writer import ShardWriter
@@ -256,6 +257,22 @@ class Leftovers:
                 f"{self.dead_letter_topic} does not exist; create it, or start a service, which "
                 "creates it"
             )
+
+
+def take_off(index: ShardIndex, first: int) -> None:
+    """Remove the leftovers, those from the offset `first` on, from an index that is kept."""
+    # Until nothing is found: another run may do the same, and move ranks.
+    while there := _pending_from(index, first):
+        apply_outcomes(index, there, index.positions.receipts)
+
+
+def _pending_from(index: ShardIndex, first: int) -> list[int]:
+    there: list[int] = []
+    rank = 0
+    while found := index.pending(rank, CHUNK):
+        rank += len(found)
+        there += [offset for offset in found if offset >= first]
+    return there
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from blackbox.config.wiring import formats, kafka
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.settling import CHUNK, apply_outcomes
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.partition_reader import PartitionReader
@@ -29,9 +28,16 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import Topics, receipts_topic
 from blackbox.journal.trim import Trimmer
-from blackbox.rebind.decision import Decider, Decision, Missing, keep_partitions, lost_from, tail_before
+from blackbox.rebind.decision import (
+    Decider,
+    Decision,
+    Gone,
+    keep_partitions,
+    lost_from,
+    tail_before,
+)
 from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
-from blackbox.rebind.leftovers import Leftovers, Rebound
+from blackbox.rebind.leftovers import Leftovers, Rebound, take_off
 from blackbox.records.errors import (
     Fenced,
     JournalLost,
@@ -197,7 +203,7 @@ class _TopicRebind:
             index.discard()
         elif decision.positions is not None:
             if decision.first is not None:
-                self._take_off(index, decision.first)
+                take_off(index, decision.first)
             tail = None
             if index.shard.partition < self._count:
                 journal = self._journal(index.shard.partition)
@@ -218,7 +224,7 @@ class _TopicRebind:
             )
 
     def _write_again(
-        self, index: ShardIndex, decision: Decision, gone: Missing, writer: ShardWriter, done: Rebound
+        self, index: ShardIndex, decision: Decision, gone: Gone, writer: ShardWriter, done: Rebound
     ) -> int:
         """Write pending requests again; returns the offset up to which receipts are of an earlier topic."""
         shard = index.shard
@@ -247,7 +253,7 @@ class _TopicRebind:
         return 0 if decision.begins is None else end
 
     def _take_over(
-        self, shard: Shard, decision: Decision, gone: Missing, writer: ShardWriter
+        self, shard: Shard, decision: Decision, gone: Gone, writer: ShardWriter
     ) -> Outcomes:
         """The outcomes of the requests that are gone, by receipts."""
         outcomes = Outcomes()
@@ -280,20 +286,6 @@ class _TopicRebind:
         assert barrier is not None
         commit_barrier(shard, journal, writer, barrier, since, end)
         return 0 if decision.begins is None else end
-
-    def _take_off(self, index: ShardIndex, first: int) -> None:
-        """Remove the requests that are gone from an index that is kept."""
-        # Until nothing is found: another run may do the same, and move ranks.
-        while there := self._from(index, first):
-            apply_outcomes(index, there, index.positions.receipts)
-
-    def _from(self, index: ShardIndex, first: int) -> list[int]:
-        there: list[int] = []
-        rank = 0
-        while found := index.pending(rank, CHUNK):
-            rank += len(found)
-            there += [offset for offset in found if offset >= first]
-        return there
 
     def _journal(self, partition: int) -> ShardJournal:
         return ShardJournal(Shard(self._topic, partition), self._access, reader=self._reader)

@@ -483,14 +483,14 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
-    take_off = Run._take_off
+    take_off = rebinding.take_off
 
-    def kept_and_taken_off(self: Run, *what: Any) -> None:
+    def kept_and_taken_off(index: ShardIndex, first: int) -> None:
         within.append(keep(client))
-        take_off(self, *what)
+        take_off(index, first)
 
     empty_index.load()
-    monkeypatch.setattr(Run, "_take_off", kept_and_taken_off)
+    monkeypatch.setattr(rebinding, "take_off", kept_and_taken_off)
     Run(journal, "deliver").run(empty_index)
     make().open()
     journal.append(delivered(3))

@@ -128,8 +128,8 @@ BUGS = (
         (
             Change(
                 "rebind/decision.py",
-                "Missing(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
-                "Missing(self.ours.topic_id, first, since, is_open)",
+                "Gone(self.ours.topic_id, first, since, is_open, is_unknown=bool(cuts))",
+                "Gone(self.ours.topic_id, first, since, is_open)",
             ),
         ),
         (),
