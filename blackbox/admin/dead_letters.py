@@ -18,6 +18,10 @@ from blackbox.records.recurrence import AGAIN
 from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Headers, Reason, Record, Request, Shard, placed
 
+# Of keys, values and headers: they are in memory, and in one transaction, together.
+MOST_REPLAYED_BYTES = 16 << 20
+NOT_DONE = "not done: the letters that are replayed before it have 16 MiB; ask again"
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedLetters:
@@ -53,56 +57,79 @@ class DeadLetters:
         """Discard these letters, or write their requests again (`replay`); each letter once, also in concurrent runs.
 
         A replay writes the request's original record to its original partition: a countdown starts
-        again, and a past instant is due at once. A letter is left if a request under its caller id is pending.
+        again, and a past instant is due at once. A letter is left if a request under its caller id is
+        pending, or if those before it have `MOST_REPLAYED_BYTES`.
         """
         dead_letter_topic = self._dead_letter_topic()
-        named = frozenset(places)
-        # A discard needs no content, and a replay that of the named letters only.
-        found = dead_letter_topic.newest(
-            lambda letter: letter if letter.place in named else None,
-            keep=lambda letter: (
-                letter if replay and letter.place in named else letter.without_content()
-            ),
-        )
-        known = {letter.place: letter for letter in found}
-        left: dict[str, str] = {}
+        chosen, left = self._choose(dead_letter_topic, places, replay=replay)
+        whole = dead_letter_topic.whole(chosen) if replay else {}
         wanted: dict[str, ReplayRecord | None] = {}
-        for place in dict.fromkeys(places):
-            letter = known.get(place)
-            if letter is None:
-                left[place] = (
-                    f"no such letter of a configured request topic among the latest of {self.topic}"
-                )
-            elif letter.became is not None:
-                left[place] = f"already {letter.became}"
-            else:
-                try:
-                    wanted[place] = self._replay_record(letter) if replay else None
-                except ValueError as why:
-                    left[place] = str(why)
+        for place in chosen:
+            try:
+                wanted[place] = self._replay_record(whole.get(place)) if replay else None
+            except ValueError as why:
+                left[place] = str(why)
         # It reads again behind its fence: another process may have closed some of them since.
 
         def choose(places: Sequence[str]) -> Sequence[str]:
             replays = {place: one for place in places if (one := wanted[place]) is not None}
-            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(known[place])))
+            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(whole[place])))
             return [place for place in places if place not in left]
 
         done = dead_letter_topic.close_letters(wanted, choose) if wanted else []
         late = "just replayed or discarded by another caller"
         return ClosedLetters(done, {place: late for place in wanted if place not in done} | left)
 
-    def _dead_letter_topic(self) -> DeadLetterTopic:
-        return DeadLetterTopic(self.lookup.access, self.topic, self.lookup.formats)
+    def _choose(
+        self, topic: DeadLetterTopic, places: Sequence[str], *, replay: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """The places of open letters that are closed now, and why others are left, by place."""
+        named = frozenset(places)
+        found = topic.newest(
+            lambda letter: letter if letter.place in named else None,
+            # Together, the contents of a thousand letters may have a gigabyte.
+            keep=DeadLetter.without_content,
+        )
+        known = {letter.place: letter for letter in found}
+        chosen: list[str] = []
+        left: dict[str, str] = {}
+        size = 0
+        for place in dict.fromkeys(places):
+            try:
+                letter = self._closable(known.get(place), replay=replay)
+                if size >= MOST_REPLAYED_BYTES:
+                    raise ValueError(NOT_DONE)
+            except ValueError as why:
+                left[place] = str(why)
+                continue
+            chosen.append(place)
+            size += _replayed_bytes(letter) if replay else 0
+        return chosen, left
 
-    def _replay_record(self, letter: DeadLetter) -> ReplayRecord:
-        """The record to write again. Raises ValueError for a letter that cannot be replayed."""
-        if letter.reason == Reason.TOO_LATE:
+    def _closable(self, letter: DeadLetter | None, *, replay: bool) -> DeadLetter:
+        """This letter. Raises ValueError if it cannot be closed, whatever its content is."""
+        if letter is None:
+            raise ValueError(
+                f"no such letter of a configured request topic among the latest of {self.topic}"
+            )
+        if letter.became is not None:
+            raise ValueError(f"already {letter.became}")
+        if replay and letter.reason == Reason.TOO_LATE:
             raise ValueError(
                 "the request it should replace was delivered or has ended, so replaying it could "
                 "deliver twice; send a new request if you want that"
             )
-        if letter.detail.startswith(MESSAGE_ONLY):
+        if replay and letter.detail.startswith(MESSAGE_ONLY):
             raise ValueError(f"{MESSAGE_ONLY}; have its caller send it again")
+        return letter
+
+    def _dead_letter_topic(self) -> DeadLetterTopic:
+        return DeadLetterTopic(self.lookup.access, self.topic, self.lookup.formats)
+
+    def _replay_record(self, letter: DeadLetter | None) -> ReplayRecord:
+        """The record to write again. Raises ValueError for a letter that cannot be replayed."""
+        if letter is None:
+            raise ValueError("Kafka has just removed it")
         place = placed(letter.source)
         assert place is not None
         shard, offset = place
@@ -145,6 +172,12 @@ class DeadLetters:
         record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
         parsed = self.lookup.formats[topic].parse(record, letter.at_ms)
         return parsed.target if isinstance(parsed, Request) else None
+
+
+def _replayed_bytes(letter: DeadLetter) -> int:
+    """The size of the record that a replay of this letter writes, about."""
+    left = left_out(letter.detail)
+    return letter.content_bytes + (0 if left is None else left.value_bytes)
 
 
 def _why_another(letter: DeadLetter, record: Record) -> str | None:

@@ -60,7 +60,10 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
 
     @router.post("/dead-letters/replay", dependencies=closes, openapi_extra=LETTERS_BODY)
     def replay(asked: NamedLetters) -> PutAwayState:
-        """Write the requests of these letters again; each letter once, however often this is called."""
+        """Write the requests of these letters again; each letter once, however often this is called.
+
+        At most about 16 MiB of keys, values and headers at once: of larger letters, those named last are left.
+        """
         done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)
 

@@ -6,7 +6,7 @@ discarded: a record without a value, whose last header names the letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,6 +22,7 @@ from blackbox.journal.partition_reader import FETCHED_AHEAD, PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
 from blackbox.journal.transactions import Transactions
+from blackbox.records.carried import record_bytes
 from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import LETTER_HEADERS
 from blackbox.records.request import Headers, Record, Shard, placed
@@ -51,7 +52,10 @@ Closing = Literal["replayed", "discarded"]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter. `became` is None until it is replayed or discarded; `key` and `value` may be cut short."""
+    """A dead letter. `became` is None until it is replayed or discarded; `key` and `value` may be cut short.
+
+    `content_bytes`: the size of the whole key, value and headers.
+    """
 
     place: str
     at_ms: int
@@ -65,6 +69,7 @@ class DeadLetter:
     value_bytes: int
     became: Closing | None = None
     target: str | None = None
+    content_bytes: int = 0
 
     @classmethod
     def of(cls, record: Record, place: str) -> DeadLetter:
@@ -84,6 +89,7 @@ class DeadLetter:
             value=record.value,
             headers=record.headers[: len(record.headers) - len(LETTER_HEADERS)],
             value_bytes=len(record.value or b""),
+            content_bytes=record_bytes(record),
         )
 
     def shortened(self, target: str | None, most_bytes: int) -> DeadLetter:
@@ -190,6 +196,19 @@ class DeadLetterTopic:
                     letter = letters.pop()
                     yield replace(letter, became=became.get(letter.place))
                 end, stretch = first, min(2 * stretch, LONGEST_STRETCH)
+
+    def whole(self, places: Iterable[str]) -> dict[str, DeadLetter]:
+        """The letters at these places, if Kafka has them, with their content, but not what became of them."""
+        wanted: dict[Shard, list[int]] = {}
+        for shard, offset in filter(None, map(placed, places)):
+            wanted.setdefault(shard, []).append(offset)
+        found: dict[str, DeadLetter] = {}
+        for shard, offsets in wanted.items():
+            with closing(ShardJournal(shard, self._access)) as journal:
+                for offset, record in journal.records(offsets).items():
+                    place = shard.source(offset)
+                    found[place] = DeadLetter.of(record, place)
+        return found
 
     def _is_ours(self, letter: DeadLetter) -> bool:
         # Other deployments may share the dead-letter topic; by default they do.

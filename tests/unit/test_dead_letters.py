@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ class FakeLookup:
     """The index and the end of one shard; `letters` and `written` are the dead-letter topic's.
 
     An open transaction hides the requests from `stable_end` to `log_end`. Not all offsets have `records`.
-    `there` are those that are read for a letter.
+    `there` are those that are read for a letter. `read_whole` are the letters whose content was read last.
     """
 
     holders: dict[str, int] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class FakeLookup:
     there: dict[int, Record] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    read_whole: list[str] = field(default_factory=list)
     access: Any = None
     formats: Any = field(
         default_factory=lambda: {"TB": make_format("countdown", Options(10**7, lambda _: False))}
@@ -54,9 +55,10 @@ class FakeLookup:
         """Add the open letter of the request at this offset; returns the letter's place."""
         place = f"letters/0@{len(self.letters)}"
         source, size = SHARD.source(offset), len(value)
-        self.letters.append(
-            DeadLetter(place, 0, "unknown-topic", detail, source, "shop", None, value, [], size)
+        letter = DeadLetter(
+            place, 0, "unknown-topic", detail, source, "shop", None, value, [], size
         )
+        self.letters.append(replace(letter, content_bytes=size))
         return place
 
 
@@ -89,13 +91,18 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
         ) -> Any:
             return [keep(letter) for letter in made.letters if take(letter)]
 
+        def whole(self, places: Iterable[str]) -> dict[str, DeadLetter]:
+            made.read_whole = list(places)
+            return {letter.place: letter for letter in made.letters if letter.place in places}
+
         def close_letters(
             self,
             places: Mapping[str, ReplayRecord | None],
             choose: Callable[[Sequence[str]], Sequence[str]] = lambda places: places,
         ) -> list[str]:
-            made.written += choose(list(places))
-            return made.written
+            done = choose(list(places))
+            made.written += done
+            return list(done)
 
     class FakeJournal:
         def __init__(self, shard: Shard, access: object) -> None:
@@ -236,3 +243,69 @@ def test_a_letter_that_has_a_message_instead_of_a_request_is_not_replayed(
         [], {place: f"{MESSAGE_ONLY}; have its caller send it again"}
     )
     assert closed(lookup, place, replay=False).done == [place]
+
+
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Replays of 400 bytes at once."""
+    monkeypatch.setattr(dead_letters, "MOST_REPLAYED_BYTES", 400)
+    return 400
+
+
+def test_letters_with_much_content_are_replayed_in_several_calls(
+    lookup: FakeLookup, few_bytes: int
+) -> None:
+    large = asked("x" * 300, None)
+    places = [lookup.add(n, large) for n in range(5)]
+    named = [places[2], places[0], places[4], places[1], places[3]]
+
+    calls = []
+    while named:
+        done = closed(lookup, *named)
+        assert lookup.read_whole == done.done
+        assert done.left == dict.fromkeys(named[len(done.done) :], dead_letters.NOT_DONE)
+        calls.append(done.done)
+        named = list(done.left)
+
+    assert calls == [places[2:3] + places[:1], [places[4], places[1]], [places[3]]]
+
+
+def test_a_letter_that_is_larger_than_all_that_is_replayed_at_once_is_replayed_alone(
+    lookup: FakeLookup, few_bytes: int
+) -> None:
+    first, second = (lookup.add(n, asked("x" * 2 * few_bytes, None)) for n in range(2))
+
+    assert closed(lookup, first, second) == ClosedLetters([first], {second: dead_letters.NOT_DONE})
+
+
+def test_letters_that_cannot_be_replayed_leave_room_for_others(
+    lookup: FakeLookup, few_bytes: int
+) -> None:
+    large = asked("x" * few_bytes, None)
+    message_only = lookup.add(0, large, MESSAGE_ONLY)
+    place = lookup.add(1, large)
+
+    done = closed(lookup, message_only, place)
+
+    assert (done.done, list(done.left)) == ([place], [message_only])
+    assert lookup.read_whole == [place]
+
+
+def test_a_value_that_was_left_out_counts_as_content(lookup: FakeLookup, few_bytes: int) -> None:
+    places = []
+    for offset in range(2):
+        value = asked("x" * few_bytes, None)
+        lookup.there[offset] = Record(offset, 0, None, value, [])
+        places.append(lookup.add(offset, b"", f"(value of {len(value)} bytes left out)"))
+        lookup.letters[-1] = replace(lookup.letters[-1], value=None)
+
+    done = closed(lookup, *places)
+
+    assert done == ClosedLetters(places[:1], {places[1]: dead_letters.NOT_DONE})
+
+
+def test_a_discard_reads_no_content_and_has_no_limit(lookup: FakeLookup, few_bytes: int) -> None:
+    places = [lookup.add(n, asked("x" * few_bytes, None)) for n in range(3)]
+
+    assert closed(lookup, *places, replay=False).done == places
+    assert lookup.read_whole == []

@@ -40,6 +40,9 @@ class Letters:
     ) -> list[DeadLetter]:
         return [keep(self.letter)]
 
+    def whole(self, places: Iterable[str]) -> dict[str, DeadLetter]:
+        return dict.fromkeys(places, self.letter)
+
     def close_letters(self, places: Mapping[str, ReplayRecord | None], choose: object) -> list[str]:
         [self.replayed] = places.values()
         return list(places)

@@ -11,7 +11,7 @@ BUGS = (
         (
             Change(
                 "admin/dead_letters.py",
-                "            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(known[place])))\n",
+                "            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(whole[place])))\n",
                 "",
             ),
         ),
