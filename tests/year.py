@@ -154,7 +154,7 @@ class Year:
 
     def promote(self, now_ms: int) -> int:
         """How many requests were promoted."""
-        return sum(done.near for done in self.promoted(now_ms))
+        return sum(done.promoted for done in self.promoted(now_ms))
 
     def promoted(self, now_ms: int) -> list[Promoted]:
         """The results of promotion in each shard."""

@@ -1,4 +1,4 @@
-"""`blackbox audit`: check that every request has exactly one fate."""
+"""`blackbox audit`: check that every request has exactly one state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ParquetFolder = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write the tables fates (a row for each request) and exceptions to this folder; "
+        help="Write the tables statuses (a row for each request) and exceptions to this folder; "
         "replaces those of an earlier audit.",
     ),
 ]

@@ -16,7 +16,7 @@ from blackbox.support import logs
 if TYPE_CHECKING:
     from blackbox.jobs.promote.tasks import Outcome
 
-COUNTS = ("cold", "near", "renewed", "lost", "refused")
+COUNTS = ("cold", "promoted", "renewed", "lost", "refused")
 
 
 def promote(json: AsJson = False) -> None:

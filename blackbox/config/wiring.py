@@ -95,7 +95,7 @@ class _Shards:
         return self._known
 
 
-def pace(settings: Settings) -> TargetRates | None:
+def target_rates(settings: Settings) -> TargetRates | None:
     """The rate-limits of targets; None: there are none. Raises as `rules` does."""
     file = rules(settings)
     return None if file is None else TargetRates(file, shared(settings))

@@ -76,9 +76,9 @@ class DeliveryTransaction:
         return {t for t in self._writer.crowded if not limits.get(t, NO_LIMITS).one_by_one}
 
     def send(self) -> bool:
-        """Send messages, dead letters and their follow-ups; defer those for a later transaction.
+        """Send messages, dead letters and their follow-ups; postpone those for a later transaction.
 
-        Return whether any is left. Raises Refused, after an abort, if the topic of a follow-up may take
+        Return whether anything was sent. Raises Refused, after an abort, if the topic of a follow-up may take
         it later.
         """
         # messages first: those that the client refuses become dead letters of this transaction
@@ -89,7 +89,7 @@ class DeliveryTransaction:
         for offset, (wait_ms, entry) in later.items():
             self.ready.pop(offset, None)
             at_ms = self._now_ms + wait_ms
-            self._batch.deferred[offset] = at_ms, refused_now.get(offset, entry)
+            self._batch.postponed[offset] = at_ms, refused_now.get(offset, entry)
         # also from the batch: what is read ahead begins with them
         for part in (self.ready, self.dead, self._batch.ready, self._batch.dead):
             for offset in self.left_out & part.keys():
@@ -101,7 +101,7 @@ class DeliveryTransaction:
         """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
         return self._writer.flush(self._hopeless)
 
-    def take_back_overtaken(self) -> Mapping[int, Refusal]:
+    def take_back_superseded(self) -> Mapping[int, Refusal]:
         """Abort if a later record asks for some of it again, or cancels it; return these requests.
 
         Raises Refused instead if one of them has waited for intake too often.
@@ -109,14 +109,14 @@ class DeliveryTransaction:
         if not self._follow_ups:
             return {}
         follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
-        overtaken = follow_ups.overtaken(self._known, ended, self._follow_ups)
-        follow_ups.note_contended([ended[offset] for offset in overtaken], self._now_ms)
+        superseded = follow_ups.superseded(self._known, ended, self._follow_ups)
+        follow_ups.note_contended([ended[offset] for offset in superseded], self._now_ms)
         # Intake cannot store the later record, perhaps because Redis is full: recovery applies it.
-        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):
-            self._take_back(overtaken)
-        if overtaken:
+        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in superseded):
+            self._take_back(superseded)
+        if superseded:
             self._writer.abort()
-        return overtaken
+        return superseded
 
     def receipt(self, dead: Mapping[int, Entry]) -> Receipt:
         """The receipt of what was sent; `dead` are the dead letters that the brokers have."""

@@ -53,7 +53,7 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self._doubtful = Doubtful(self.index, self.writer, self.triage.journal)
-        has_rules = self.triage.pace is not None
+        has_rules = self.triage.rates is not None
         self._idle_receipts = IdleReceipts(
             self.index, self.writer, has_rules, self.is_clock_outdated
         )
@@ -79,8 +79,8 @@ class Dispatch:
             # again: the check may have ended some of the batch, and released others
             did, batch = self._read(now_ms)
         self.done = did
-        if pace := self.triage.pace:
-            park_over_rate(batch, pace, self.cluster, self.index.parked(), now_ms)
+        if rates := self.triage.rates:
+            park_over_rate(batch, rates, self.cluster, self.index.parked(), now_ms)
         contended = self.triage.follow_ups.contended(batch.entries(), now_ms)
         later = [batch.take_out(some) for some in contended if some]
         if batch:
@@ -90,7 +90,7 @@ class Dispatch:
             reads_ahead = reads_ahead and not self._release(now_ms) and not self._has_skipped
             self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
         else:
-            self._defer(batch.deferred, did, now_ms)
+            self._postpone_all(batch.postponed, did, now_ms)
             self._idle_receipts.write_if_needed(self._known, now_ms)
         for offset, entry in batch.alone.items():
             one = {offset: entry}
@@ -98,7 +98,7 @@ class Dispatch:
             self._deliver(only, did, now_ms)
         for part in later:
             self._deliver(part, did, now_ms)
-        if pace and not pace.limited().keys().isdisjoint(self.index.parked().values()):
+        if rates and not rates.limited().keys().isdisjoint(self.index.parked().values()):
             turn_ms = next_turn_ms(self.shard, now_ms)
             did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
         return did
@@ -116,14 +116,14 @@ class Dispatch:
         if not parked:
             return {}
         targets = self.triage.released(parked.values(), self._paused or ())
-        released, pace = dict.fromkeys(targets, self.batch_limit), self.triage.pace
-        return within_rates(released, pace, self.cluster, self.shard, now_ms) if pace else released
+        released = dict.fromkeys(targets, self.batch_limit)
+        return within_rates(released, self.triage.rates, self.cluster, self.shard, now_ms)
 
     def _read_ahead(self, now_ms: int, before: DueBatch) -> tuple[Dispatched, DueBatch] | None:
         """Read the batch after one that is still being delivered; None: that must be delivered first."""
         in_flight = before.ready.keys() | before.dead.keys()
         removed = self.index.removed  # before the read, as in `_read`
-        due = self.index.due(now_ms, self.batch_limit, in_flight | before.deferred.keys())
+        due = self.index.due(now_ms, self.batch_limit, in_flight | before.postponed.keys())
         if self.index.gone(before.offsets(), self._removed):
             # Some of what is passed over was cancelled or replaced since it was read. As many others
             # were skipped in its place, and would be delivered after later ones.
@@ -163,7 +163,7 @@ class Dispatch:
         self.triage.follow_ups.read_backlog(self._known, dict(batch.entries()))
         # from here on a cancel is too late: its answer, and replacements by id, wait for the batch
         if not self._mark_in_flight(batch):
-            self._defer(batch.deferred, did, now_ms)
+            self._postpone_all(batch.postponed, did, now_ms)
             return
         delivery = DeliveryTransaction(self.writer, self.triage, batch, self._known, now_ms)
         self.writer.begin()  # D2
@@ -172,7 +172,7 @@ class Dispatch:
                 self.writer.abort()
                 # nothing is settled: answers to cancels, and replacements by id, would wait for these
                 self.index.mark_in_flight((), self._removed)
-                self._defer(batch.deferred, did, now_ms)
+                self._postpone_all(batch.postponed, did, now_ms)
                 return
             did.is_full |= bool(delivery.left_out)  # then look again at once
             # while Kafka takes this batch; `flush` waits for it
@@ -180,13 +180,13 @@ class Dispatch:
                 self._next = self._read_ahead(now_ms, batch)
             failed = delivery.flush()
             # after the flush: only then are the offsets of the follow-ups known
-            overtaken = delivery.take_back_overtaken()
+            superseded = delivery.take_back_superseded()
         except Refused as refused:
             # before the error requires recovery: the next owner would send the same batch again
             self._postpone(refused.suspects, delivery, did, now_ms)
             raise
-        if overtaken:
-            self._send_without(overtaken, delivery, batch, did, now_ms)
+        if superseded:
+            self._send_without(superseded, delivery, batch, did, now_ms)
         else:
             self._commit_and_remove(delivery, failed, batch, did, now_ms)
 
@@ -213,12 +213,12 @@ class Dispatch:
             # D3, D4
             position = self.writer.commit(delivery.receipt(dead), latest_ms)
         except TooEarly as early:
-            self._wait_for_kafka(early, batch, did, now_ms)
+            self._leave_pending(early, batch, did, now_ms)
             return
         settlement = Settlement(
             removals={offset: entry.caller_id for offset, entry in ended.items()},
             receipts=position,
-            postpone=batch.deferred,
+            postpone=batch.postponed,
             now_ms=now_ms,
             counted=self.counted(ended),
             origins=[entry.origin for entry in ended.values() if entry.origin is not None],
@@ -228,26 +228,26 @@ class Dispatch:
         did.due_ms += due_ms
         did.targets.update([entry.target for entry in delivered])
         did.dead.update([entry.reason or "" for entry in dead.values()])
-        did.count_postponed(batch.deferred)
+        did.count_postponed(batch.postponed)
         # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
             self._next = None  # what is postponed may have to go before it
             self._postpone(failed, delivery, did, now_ms)
 
-    def _wait_for_kafka(
+    def _leave_pending(
         self, early: TooEarly, batch: DueBatch, did: Dispatched, now_ms: int
     ) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
         self._next = None
         self.index.mark_in_flight((), self._removed)
-        self._defer(batch.deferred, did, now_ms)
+        self._postpone_all(batch.postponed, did, now_ms)
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
 
     def _send_without(
         self,
-        overtaken: Mapping[int, Refusal],
+        superseded: Mapping[int, Refusal],
         delivery: DeliveryTransaction,
         batch: DueBatch,
         did: Dispatched,
@@ -259,10 +259,10 @@ class Dispatch:
         self._next = None
         self.index.mark_in_flight((), self._removed)
         parked = {**self.index.parked(), **batch.parked}  # `batch.parked` is not in Redis yet
-        changes = self.triage.postpone(sent, overtaken, parked, now_ms)
-        self._defer(batch.deferred | changes, did, now_ms)
-        # without what has come due since: new ids could be overtaken each time
-        for part in self.triage.follow_ups.parts(sent, overtaken):
+        changes = self.triage.postpone(sent, superseded, parked, now_ms)
+        self._postpone_all(batch.postponed | changes, did, now_ms)
+        # without what has come due since: new ids could be superseded each time
+        for part in self.triage.follow_ups.parts(sent, superseded):
             self._deliver(batch.take_out(part), did, now_ms)
 
     def _mark_in_flight(self, batch: DueBatch) -> bool:
@@ -284,12 +284,12 @@ class Dispatch:
         sent, parked = delivery.ready | delivery.dead, self.index.parked()
         apart, crowded = delivery.apart, delivery.crowded
         changes = self.triage.postpone(sent, refused, parked, now_ms, apart, crowded)
-        self._defer(changes, did, now_ms)
+        self._postpone_all(changes, did, now_ms)
 
-    def _defer(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:
+    def _postpone_all(self, changes: Mapping[int, Postponed], did: Dispatched, now_ms: int) -> None:
         if changes:
             try:
-                self.index.defer(changes, now_ms)
+                self.index.postpone(changes, now_ms)
             except IndexFull as full:
                 logger.warning(
                     "%s: %s; %d deliveries are not postponed but retried at the next check",

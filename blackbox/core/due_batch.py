@@ -36,7 +36,7 @@ class DueBatch:
     ready: dict[int, Entry] = field(default_factory=dict)
     alone: dict[int, Entry] = field(default_factory=dict)
     dead: dict[int, Entry] = field(default_factory=dict)
-    deferred: dict[int, Postponed] = field(default_factory=dict)
+    postponed: dict[int, Postponed] = field(default_factory=dict)
     parked: dict[int, str] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     without_payload: Collection[int] = frozenset()
@@ -51,7 +51,7 @@ class DueBatch:
         yield from self.dead.items()
 
     def offsets(self) -> list[int]:
-        return [*self.ready, *self.alone, *self.dead, *self.deferred]
+        return [*self.ready, *self.alone, *self.dead, *self.postponed]
 
     def take_out(self, offsets: Iterable[int]) -> DueBatch:
         """Take these requests out, as a batch of their own."""
@@ -63,9 +63,9 @@ class DueBatch:
                 taken.dead[offset] = self.dead.pop(offset)
         return taken
 
-    def defer_spread(self, offset: int, now_ms: int) -> None:
-        """Defer a request, a little later than what was deferred before it."""
-        self.deferred[offset] = now_ms + ALONE_SPREAD_MS * (1 + len(self.deferred)), None
+    def postpone_spread(self, offset: int, now_ms: int) -> None:
+        """Postpone a request, a little later than what was postponed before it."""
+        self.postponed[offset] = now_ms + ALONE_SPREAD_MS * (1 + len(self.postponed)), None
 
     def park_if_possible(
         self, offset: int, entry: Entry, refusal: Refusal, parked: Mapping[int, str]
@@ -90,7 +90,7 @@ class DueBatch:
         elif entry.waits == 0 or entry.detail != why:
             entry = entry._replace(waits=entry.waits + 1, detail=why)
         is_bare = offset in self.without_payload
-        self.deferred[offset] = parked_at(band, entry.due_ms), None if is_bare else entry
+        self.postponed[offset] = parked_at(band, entry.due_ms), None if is_bare else entry
         return True
 
     def park_behind_backlogs(self, due: DueEntries, limited: Container[str]) -> None:
@@ -108,7 +108,7 @@ class DueBatch:
                     del part[offset]
 
     def close_together(self, offsets: Iterable[int], now_ms: int) -> list[int]:
-        """The first of these offsets; defer those that are far behind, so that Kafka is read in one place."""
+        """The first of these offsets; postpone those that are far behind, so that Kafka is read in one place."""
         near, spans, start = list[int](), 0, -1
         for offset in sorted(offsets):
             if start < 0:
@@ -116,13 +116,13 @@ class DueBatch:
             elif offset - start > MOST_LETTER_SPAN:
                 spans, start = spans + 1, offset
             if spans:  # those of one span come back together
-                self.deferred[offset] = now_ms + ALONE_SPREAD_MS * spans, None
+                self.postponed[offset] = now_ms + ALONE_SPREAD_MS * spans, None
             else:
                 near.append(offset)
         return near
 
-    def defer_distant_letters(self, now_ms: int) -> None:
-        """Defer dead letters whose records are read from Kafka, except some close together."""
+    def postpone_distant_letters(self, now_ms: int) -> None:
+        """Postpone dead letters whose records are read from Kafka, except some close together."""
         unread = [
             offset
             for offset, entry in self.dead.items()
@@ -133,9 +133,9 @@ class DueBatch:
             read_bytes += self.dead[offset].left_bytes
             # the first one is read whatever its size, or it would never be
             if read_bytes > MOST_LETTER_BYTES and offset != near[0]:
-                self.deferred[offset] = now_ms, None
+                self.postponed[offset] = now_ms, None
         for offset in unread:
-            if offset in self.deferred:
+            if offset in self.postponed:
                 del self.dead[offset]
 
     def retry_or_end(
@@ -160,7 +160,7 @@ class DueBatch:
         # then only the score is written, which costs Redis less than the payload
         is_unchanged = reason == Reason.UNREACHABLE and entry.detail == later.detail
         is_stored = is_unchanged and wait_ms == LONGEST_RETRY_MS
-        self.deferred[offset] = now_ms + wait_ms, None if is_stored else later
+        self.postponed[offset] = now_ms + wait_ms, None if is_stored else later
 
 
 def may_park(to: str, refusal: Refusal) -> bool:

@@ -8,7 +8,7 @@ schedule of the same id would end the newer one. The next request of a recurring
 cancelled would bring it back. So before a batch is committed, the records between those that intake
 has stored and these follow-ups are read. If one of the batch was replaced or cancelled there, the
 transaction is aborted. That request waits for intake; the others are sent again without it, in parts:
-those without follow-ups, which cannot be overtaken, then two halves.
+those without follow-ups, which cannot be superseded, then two halves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger("blackbox.core.follow_ups")
 # Records of others that are read inside a transaction: they take well under a second of its time.
 MOST_INSIDE = 4000
 
-# After an id was overtaken: how long it goes after the others, and of how many ids this is known.
+# After an id was superseded: how long it goes after the others, and of how many ids this is known.
 CONTENDED_MS, MOST_CONTENDED = 10_000, 10_000
 
 # Names in a backlog that are kept from one batch to the next: 16 bytes each, 64 MB a shard. Behind
@@ -153,7 +153,7 @@ class FollowUps:
             self._read_names(position, end, set())
             before = left
 
-    def overtaken(
+    def superseded(
         self, position: int, ended: Mapping[int, Entry], written: Places
     ) -> dict[int, Refusal]:
         """The requests that a later record, before what was written, asks for again or cancels.
@@ -174,12 +174,12 @@ class FollowUps:
                 found[offset] = Reason.UNREACHABLE, detail
         return found
 
-    def note_contended(self, overtaken: Collection[Entry], now_ms: int) -> None:
-        """Note that these were overtaken: their caller may go on writing their ids, or others."""
-        if overtaken:
+    def note_contended(self, superseded: Collection[Entry], now_ms: int) -> None:
+        """Note that these were superseded: their caller may go on writing their ids, or others."""
+        if superseded:
             self._contended_until_ms = now_ms + CONTENDED_MS
         known = self._contended
-        for name in {hash(entry.caller_id) for entry in overtaken if entry.caller_id is not None}:
+        for name in {hash(entry.caller_id) for entry in superseded if entry.caller_id is not None}:
             known.pop(name, None)  # so that the earliest comes first
             known[name] = now_ms + CONTENDED_MS
         for name, until_ms in list(known.items()):
@@ -190,7 +190,7 @@ class FollowUps:
     def contended(
         self, entries: Iterable[tuple[int, Entry]], now_ms: int
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """If an id was overtaken lately: those to send after the others, which they could hold up.
+        """If an id was superseded lately: those to send after the others, which they could hold up.
 
         First those with follow-ups (not of schedules, which all have some), then those with such an id.
         """
@@ -204,10 +204,10 @@ class FollowUps:
         return with_follow_ups, known_ids
 
     def parts(
-        self, sent: Mapping[int, Entry], overtaken: Container[int]
+        self, sent: Mapping[int, Entry], superseded: Container[int]
     ) -> Iterator[Sequence[int]]:
-        """What was sent without those that were overtaken, in the parts in which it is sent again."""
-        left = [offset for offset in sent if offset not in overtaken]
+        """What was sent without those that were superseded, in the parts in which it is sent again."""
+        left = [offset for offset in sent if offset not in superseded]
         safe = [offset for offset in left if not self.topics(sent[offset])]
         others = [offset for offset in left if self.topics(sent[offset])]
         half = (len(others) + 1) // 2

@@ -63,7 +63,7 @@ class PromotionProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What a run did for a shard: of `cold` requests, `near` were promoted and `renewed` stay cold.
+    """What a run did for a shard: of `cold` requests, `promoted` were written again and `renewed` stay cold.
 
     `lost` are requests that retention removed from Kafka while they were cold: they become dead
     letters. `refused` are those whose record Kafka does not take again.
@@ -71,13 +71,13 @@ class Promoted:
 
     shard: Shard
     cold: int = 0
-    near: int = 0
+    promoted: int = 0
     renewed: int = 0
     lost: int = 0
     refused: int = 0
 
 
-_Kind = Literal["near", "renewed", "lost"]
+_Kind = Literal["promoted", "renewed", "lost"]
 
 
 class _ToCarry(NamedTuple):
@@ -135,7 +135,7 @@ class Promotion:
         return Promoted(
             self.shard,
             len(self.cold),
-            self._done["near"],
+            self._done["promoted"],
             self._done["renewed"],
             lost,
             self._refused,
@@ -199,9 +199,9 @@ class Promotion:
             original_record(record) if carried(record.headers) else record, now_ms
         )
         if not isinstance(parsed, Request):  # its format has changed: it becomes a dead letter
-            return _ToCarry(record, "near", None)
+            return _ToCarry(record, "promoted", None)
         if self.lead_ms is None or parsed.due_ms <= now_ms + self.lead_ms:
-            return _ToCarry(record, "near", parsed.caller_id)
+            return _ToCarry(record, "promoted", parsed.caller_id)
         if self.renew_after_ms is None or record.timestamp_ms >= now_ms - self.renew_after_ms:
             return None
         return _ToCarry(record, "renewed", parsed.caller_id)

@@ -19,16 +19,16 @@ TURNS_MS = 200
 
 
 def park_over_rate(
-    batch: DueBatch, pace: Rates, cluster: str, parked: Mapping[int, str], now_ms: int
+    batch: DueBatch, rates: Rates, cluster: str, parked: Mapping[int, str], now_ms: int
 ) -> None:
     """Park what exceeds its target's rate limit; `parked` are the targets parked for, by band."""
-    limited = pace.limited()
+    limited = rates.limited()
     ready: dict[str, list[int]] = {}
     for offset, entry in batch.ready.items() if limited else ():
         if entry.target in limited:
             ready.setdefault(entry.target, []).append(offset)
     asked = {target: len(offsets) for target, offsets in ready.items()}
-    counted = pace.count(cluster, asked, now_ms) if ready else {}
+    counted = rates.count(cluster, asked, now_ms) if ready else {}
     for target, offsets in ready.items():
         # released and retried entries are not in the order of due times
         offsets.sort(key=lambda offset: batch.ready[offset].due_ms)
@@ -37,20 +37,22 @@ def park_over_rate(
             # even with `expires_after`: it would be read again and again, and overtake the others
             if not batch.park(offset, entry, OVER_RATE, parked):
                 later_s = min(1 + place // limited[target], LONGEST_RETRY_MS // 1000)
-                batch.deferred[offset] = (now_ms // 1000 + later_s) * 1000, None
+                batch.postponed[offset] = (now_ms // 1000 + later_s) * 1000, None
 
 
 def within_rates(
-    released: Mapping[str, int], pace: Rates, cluster: str, shard: Shard, now_ms: int
+    released: dict[str, int], rates: Rates | None, cluster: str, shard: Shard, now_ms: int
 ) -> dict[str, int]:
     """Of the parked messages that may come out, by target, how many may go now."""
+    if rates is None:
+        return released
     free = dict(released)
-    limited = pace.limited()
+    limited = rates.limited()
     waiting = free.keys() & limited.keys()
     if now_ms < _turn_ms(shard, now_ms // 1000):
         free |= dict.fromkeys(waiting, 0)
     elif waiting:
-        counted = pace.count(cluster, dict.fromkeys(waiting, 0), now_ms)
+        counted = rates.count(cluster, dict.fromkeys(waiting, 0), now_ms)
         free |= {target: limited[target] - counted[target] for target in waiting}
     return {target: count for target, count in free.items() if count > 0}
 

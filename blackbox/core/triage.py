@@ -44,7 +44,7 @@ class Triage:
     `reread` makes an entry from a request's record again; its second argument is the cause for which that
     was refused. `follow_ups` are written with the outcomes of some requests. `retries` is how often an
     unavailable target is tried again, after 1, 2, 4 … 60 s, before the request becomes a dead letter.
-    Without a `pace` there are no rate limits.
+    Without `rates` there are no rate limits.
     """
 
     shard: Shard
@@ -54,14 +54,14 @@ class Triage:
     dead_letter_topic: str
     follow_ups: FollowUps
     retries: int = 5
-    pace: Rates | None = None
+    rates: Rates | None = None
 
     def sort(self, due: DueEntries, now_ms: int) -> DueBatch:
         """Decide what to do with a batch that is due."""
         batch = DueBatch()
         for offset, entry in self._decoded(batch, due, now_ms).items():
             if offset in due.doubtful:
-                batch.deferred[offset] = postpone_doubtful(entry, due.doubtful[offset], now_ms)
+                batch.postponed[offset] = postpone_doubtful(entry, due.doubtful[offset], now_ms)
                 continue
             if entry.expires_ms is not None and entry.expires_ms < now_ms and not entry.reason:
                 detail = f"due {now_ms - entry.due_ms} ms ago, which exceeds expires_after"
@@ -74,12 +74,12 @@ class Triage:
                 batch.ready[offset] = entry
         for offset in list(batch.alone)[ALONE_PER_TICK:]:
             del batch.alone[offset]
-            batch.defer_spread(offset, now_ms)
+            batch.postpone_spread(offset, now_ms)
         self._set_unavailable_aside(batch, now_ms, due)
-        batch.park_behind_backlogs(due, () if self.pace is None else self.pace.limited())
+        batch.park_behind_backlogs(due, () if self.rates is None else self.rates.limited())
         # late: it depends on whether any message is ready
         self._set_refused_aside(batch, now_ms, is_backlog=due.is_full)
-        batch.defer_distant_letters(now_ms)
+        batch.postpone_distant_letters(now_ms)
         return batch
 
     def _decoded(self, batch: DueBatch, due: DueEntries, now_ms: int) -> dict[int, Entry]:
@@ -102,10 +102,10 @@ class Triage:
     def _read_again(
         self, batch: DueBatch, lost: Sequence[int], refused: Mapping[int, str], now_ms: int
     ) -> dict[int, Entry]:
-        """The first of these entries, from their records; the others are deferred."""
+        """The first of these entries, from their records; the others are postponed."""
         near = batch.close_together(lost, now_ms)
         found, left = self.journal.first_records(near, MOST_LETTER_BYTES)
-        batch.deferred |= dict.fromkeys(left, (now_ms, None))
+        batch.postponed |= dict.fromkeys(left, (now_ms, None))
         batch.records |= found
         batch.without_payload = refused.keys()
         again: dict[int, Entry] = {}
@@ -164,7 +164,7 @@ class Triage:
                     del part[offset]
                     batch.retry_or_end(offset, entry, refusal, self.retries, now_ms)
         waiting = sum(
-            entry is not None and entry.reason is not None for _, entry in batch.deferred.values()
+            entry is not None and entry.reason is not None for _, entry in batch.postponed.values()
         )
         if waiting and self.dead_letter_topic in unavailable:
             self.log_waiting_letters(waiting, unavailable[self.dead_letter_topic][1])
@@ -191,9 +191,9 @@ class Triage:
         if not batch.ready:
             batch.dead |= refused
         elif is_backlog:
-            batch.deferred |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
+            batch.postponed |= dict.fromkeys(refused, (now_ms + LETTER_LATER_MS, None))
         else:
-            batch.deferred |= {offset: (now_ms, entry) for offset, entry in refused.items()}
+            batch.postponed |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
     def _destination(self, entry: Entry) -> str:
         return entry.target if entry.reason is None else self.dead_letter_topic
@@ -232,22 +232,22 @@ class Triage:
             if refusal[0] == Reason.TOO_LARGE and at_fault and not is_alone:
                 # all of them together may be too large, or all of their follow-ups
                 one_by_one |= at_fault
-                aside.deferred[offset] = now_ms + ALONE_SPREAD_MS, entry
+                aside.postponed[offset] = now_ms + ALONE_SPREAD_MS, entry
             elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
                 # one of them may be at fault: a transaction for each shows which
                 later_ms = now_ms + ALONE_SPREAD_MS * count
-                aside.deferred[offset] = later_ms, entry._replace(alone=True)
+                aside.postponed[offset] = later_ms, entry._replace(alone=True)
             elif refusal[0] in MAY_COME_BACK and not is_given_up:
                 aside.retry_or_end(offset, entry, refusal, self.retries, now_ms)
             else:
-                aside.deferred[offset] = self._as_letter(offset, entry, refusal, now_ms)
+                aside.postponed[offset] = self._as_letter(offset, entry, refusal, now_ms)
         self.targets.send_one_by_one(one_by_one)
         letters = [
             why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
         ]
         if letters:
             self.log_waiting_letters(len(letters), letters[0][1])
-        return aside.deferred | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
+        return aside.postponed | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def reported_unavailable(
         self, topics: Collection[str], *, refresh: bool = False

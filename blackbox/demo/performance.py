@@ -224,7 +224,7 @@ class _Meter:
 def _audit_summary(audit: dict[str, Any]) -> str:
     requests = sum(audit["states"].values())
     if not audit["by_kind"]:
-        return f"each of {requests:,} requests has exactly one fate, no exceptions"
+        return f"each of {requests:,} requests has exactly one state, no exceptions"
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in audit["by_kind"].items())
     return f"exceptions in {requests:,} requests: {kinds}"
 

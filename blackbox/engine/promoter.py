@@ -191,8 +191,8 @@ class PromotionJob:
         if shard in self.shards():
             self.metrics.promoted(shard, done)
             self._show_age(shard)
-        if done.near or done.renewed:
+        if done.promoted or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",
-                shard, done.cold, done.near, done.renewed,
+                shard, done.cold, done.promoted, done.renewed,
             )  # fmt: skip

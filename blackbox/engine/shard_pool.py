@@ -11,7 +11,7 @@ from functools import partial
 from threading import Lock
 
 from blackbox.config.settings import Settings
-from blackbox.config.wiring import admission, formats, pace
+from blackbox.config.wiring import admission, formats, target_rates
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
@@ -69,7 +69,7 @@ class ShardPool:
         self._targets = TargetTopics(self.access)
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
-        self._pace = pace(settings)
+        self._rates = target_rates(settings)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
         self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))
@@ -223,7 +223,7 @@ class ShardPool:
             dead_letter_topic=settings.dead_letter_topic,
             retries=settings.retries,
             follow_ups=FollowUps(shard, format, uncommitted, history_topic),
-            pace=self._pace,
+            rates=self._rates,
         )
         dispatch = Dispatch(
             index, writer, triage, settings.batch_limit, self._counted, clock.is_outdated

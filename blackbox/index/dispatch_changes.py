@@ -186,7 +186,7 @@ class DispatchChanges(PostponingChanges):
                     unread = [offset for offset in removals if offset >= found.requests]
                 holders = self.holders(freed)
                 commands = list(self._commands_that_settle(done, found, holders, unread))
-                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)
+                commands += self._postpone_commands(pending, done.now_ms, only_there=is_whole)
                 # Deliveries must leave a full Redis, because they make room in it.
                 if self._exec_even_if_full(commands, found):
                     self.positions = Positions(found.requests, done.receipts)

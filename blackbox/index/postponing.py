@@ -19,18 +19,18 @@ LOOKED_AT = 100
 
 
 class PostponingChanges(Lookups):
-    def defer(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
+    def postpone(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
         """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 keys = self._keys.state, self._keys.receipts
                 found, pending = self._watch_pending(changes, *keys)
-                commands = self._defer_commands(pending, now_ms)
+                commands = self._postpone_commands(pending, now_ms)
                 if not commands or self._exec_even_if_full(commands, found):
                     return
             raise self._contended("postponing")
 
-    def _defer_commands(
+    def _postpone_commands(
         self, changes: Mapping[int, Postponed], now_ms: int, *, only_there: bool = False
     ) -> list[bytes]:
         """The commands that postpone these entries; with `only_there`, a missing payload is not written."""
@@ -93,7 +93,7 @@ class PostponingChanges(Lookups):
                     return waits_for(entry)
             # Entries whose payloads are gone become due, and are read again from Kafka.
             scores = self._scores(self._keys.due, offsets)
-            self.defer({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
+            self.postpone({offset: (score % BAND_MS, None) for offset, score in scores.items()}, 0)
         return None
 
     def _read_band(self, band: int, limit: int) -> bytes:
@@ -145,7 +145,7 @@ class PostponingChanges(Lookups):
                     at_ms = int(float(scores[name]))  # unchanged: paging needs the order
                     changes[int(name, 16)] = at_ms, letter
             count += len(changes)
-            self.defer(changes, now_ms)
+            self.postpone(changes, now_ms)
 
     def _parked_unknown(self, band: int, due_before_ms: int, now_ms: int) -> int:
         # Entries leave their band: a dead letter does not wait for the target.
@@ -165,7 +165,7 @@ class PostponingChanges(Lookups):
                     entry = entry._replace(reason=Reason.OUTCOME_UNKNOWN, detail=OUTCOME_UNKNOWN)
                     count += 1
                 changes[int(name, 16)] = at_ms, entry
-            self.defer(changes, now_ms)
+            self.postpone(changes, now_ms)
 
 
 def not_emptied(

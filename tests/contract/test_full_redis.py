@@ -160,7 +160,7 @@ def test_requests_are_postponed_in_a_full_redis(index: ShardIndex, client: redis
     end = fill(index, client)
     binary = entry(message=b"\x00\r\n\xff" * 500, caller_id="c0")
 
-    index.defer({0: (NOW_MS + 60_000, binary)}, NOW_MS)
+    index.postpone({0: (NOW_MS + 60_000, binary)}, NOW_MS)
     index.settle(Settlement({end - 1: None}, 1, {1: (NOW_MS + 60_000, binary)}, NOW_MS))
 
     due = index.due(NOW_MS, end)
@@ -176,11 +176,11 @@ def test_a_full_redis_parks_what_exceeds_a_rate_and_the_rate_is_kept(
     end, band = fill(index, client), next(bands_of("orders"))
     rules = tmp_path / "callers.toml"
     rules.write_text("[targets.orders]\nmessages_per_second = 1")
-    pace = TargetRates(RulesFile(rules), SharedState(pool(own_server.url)))
-    assert pace.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 0}
-    assert pace.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 1}
+    rates = TargetRates(RulesFile(rules), SharedState(pool(own_server.url)))
+    assert rates.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 0}
+    assert rates.count("cluster", {"orders": 1}, NOW_MS) == {"orders": 1}
 
-    index.defer(
+    index.postpone(
         {o: (parked_at(band, NOW_MS), entry()._replace(target="orders")) for o in range(end)},
         NOW_MS,
     )

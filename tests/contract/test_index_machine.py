@@ -221,7 +221,7 @@ class IndexMachine(RuleBasedStateMachine):
             for offset in self.some_of(data, entries)
         }
         self.callers_write(asked, are_stored=True)
-        self.index.defer(later, NOW_MS)
+        self.index.postpone(later, NOW_MS)
         self.postpone |= {o: later[o] for o in later.keys() & self.content().entries.keys()}
 
     def some_of(self, data: st.DataObject, entries: dict[int, Entry]) -> list[int]:
@@ -262,7 +262,7 @@ class IndexMachine(RuleBasedStateMachine):
             lambda: zombie.settle(
                 Settlement({self.first + o: None for o in removed}, there.receipts + 1)
             ),
-            lambda: zombie.defer({self.first: (NOW_MS, Entry("t", b"", NOW_MS))}, NOW_MS),
+            lambda: zombie.postpone({self.first: (NOW_MS, Entry("t", b"", NOW_MS))}, NOW_MS),
             lambda: zombie.due(NOW_MS, 5),
         ):
             with pytest.raises(PositionsMoved):

@@ -122,7 +122,7 @@ def test_a_postponed_request_shows_its_next_attempt(
     inspector: Inspector, index: ShardIndex
 ) -> None:
     store(index, 10, 11, {10: entry(NOW_MS)})
-    index.defer({10: (NOW_MS + 4000, entry(NOW_MS)._replace(attempts=3))}, NOW_MS)
+    index.postpone({10: (NOW_MS + 4000, entry(NOW_MS)._replace(attempts=3))}, NOW_MS)
     found = inspector.pending_at(SHARD, 10)
     assert found is not None
     assert found.entry is not None
@@ -318,7 +318,7 @@ def test_parked_requests_are_listed_last_in_the_order_of_their_due_times(
 ) -> None:
     store(index, 10, 16, {offset: entry(NOW_MS + offset) for offset in range(10, 16)})
     parked = {o: (parked_at(3 + o % 2, NOW_MS + o), entry(NOW_MS + o)) for o in range(10, 14)}
-    index.defer(parked, NOW_MS)
+    index.postpone(parked, NOW_MS)
 
     def listed(wanted: PendingFilter) -> list[int]:
         after, found = None, list[int]()
@@ -340,7 +340,7 @@ def test_the_parked_requests_of_a_target_are_found_in_any_band_that_it_can_have(
     first, second, *_, last = bands_of("orders")
     letter = entry(NOW_MS)._replace(target="orders", reason=Reason.EXPIRED)
     store(index, 10, 14, {offset: entry(NOW_MS) for offset in range(10, 14)})
-    index.defer(
+    index.postpone(
         {
             10: (parked_at(first, NOW_MS), entry(NOW_MS)._replace(target="another")),
             11: (parked_at(second, NOW_MS), entry(NOW_MS)._replace(target="orders")),

@@ -73,7 +73,9 @@ def test_the_target_of_parked_requests_is_found_without_their_messages(
 ) -> None:
     store(index, 0, MANY, {o: entry(message=LARGE) for o in range(MANY)})
     band = next(bands_of("orders"))
-    index.defer({o: (parked_at(band, NOW_MS), entry(message=LARGE)) for o in range(MANY)}, NOW_MS)
+    index.postpone(
+        {o: (parked_at(band, NOW_MS), entry(message=LARGE)) for o in range(MANY)}, NOW_MS
+    )
     following = open_index()
 
     with little_read(backend):
@@ -121,7 +123,7 @@ def test_dead_letters_of_unknown_outcome_are_made_of_a_few_megabytes_at_once(
     asked = {offset: entry(message=b"x" * 2_000) for offset in range(MANY)}
     store(index, 0, MANY, asked)
     if band is not None:
-        index.defer({o: (parked_at(band, NOW_MS), one) for o, one in asked.items()}, NOW_MS)
+        index.postpone({o: (parked_at(band, NOW_MS), one) for o, one in asked.items()}, NOW_MS)
     monkeypatch.setattr(guarded_index, "MAX_BATCH_BYTES", 25_000)
     read_payloads, sizes = index._mget, list[int]()
 

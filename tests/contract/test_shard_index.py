@@ -61,7 +61,7 @@ VERBS: dict[str, Verb] = {
     "store": lambda index: store(index, 10, 12, {10: entry(), 11: Cancel("order-1")}),
     "due": lambda index: index.due(NOW_MS, 10),
     "settle": lambda index: index.settle(Settlement({0: None, 1: "order-1", 99: None}, 8)),
-    "defer": lambda index: index.defer({0: (NOW_MS + 1, entry())}, NOW_MS),
+    "postpone": lambda index: index.postpone({0: (NOW_MS + 1, entry())}, NOW_MS),
 }
 verbs = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 DISPATCH = {name: verb for name, verb in VERBS.items() if name != "store"}
@@ -249,7 +249,7 @@ def test_intake_elsewhere_does_not_stop_dispatch(
     store(open_index(), 0, 2, {0: entry(), 1: entry()})
 
     assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0, 1]
-    index.defer({1: (NOW_MS + 5, entry())}, NOW_MS)
+    index.postpone({1: (NOW_MS + 5, entry())}, NOW_MS)
     index.settle(Settlement({0: None}, 4))
     assert held(client).positions == Positions(2, 4)
     assert held(client).due == [(NOW_MS + 5, 1)]
@@ -436,7 +436,7 @@ def test_a_payload_outlives_its_due_time_by_the_grace(
 UNSURE = entry()._replace(reason=Reason.OUTCOME_UNKNOWN, detail="it may have been delivered")
 BECOME_LETTERS: dict[str, Verb] = {
     "refused when read": lambda index: store(index, 1, 2, {1: UNSURE}),
-    "postponed": lambda index: index.defer({0: (NOW_MS + 5, UNSURE)}, NOW_MS),
+    "postponed": lambda index: index.postpone({0: (NOW_MS + 5, UNSURE)}, NOW_MS),
     "postponed beside deliveries": lambda index: index.settle(
         Settlement({}, 1, {0: (NOW_MS + 5, UNSURE)}, NOW_MS)
     ),
@@ -458,7 +458,7 @@ def test_a_dead_letter_does_not_become_a_request_again_after_an_outage_longer_th
         return left_s / 365 / 86_400
 
     assert years_left() > 9
-    index.defer({letters[0]: (NOW_MS + 60_000, None)}, NOW_MS)
+    index.postpone({letters[0]: (NOW_MS + 60_000, None)}, NOW_MS)
     assert years_left() > 9
 
 
@@ -578,7 +578,7 @@ def test_refused_requests_are_parked_without_a_payload_also_for_the_next_owner(
 ) -> None:
     store(index, 0, 200, dict.fromkeys(range(200), OVER_QUOTA))
     [band, *_] = bands_of(LETTERS)
-    index.defer({o: (parked_at(band, NOW_MS), None) for o in range(200)}, NOW_MS)
+    index.postpone({o: (parked_at(band, NOW_MS), None) for o in range(200)}, NOW_MS)
 
     next_owner = open_index()
     next_owner.load()
@@ -921,7 +921,7 @@ def test_an_index_is_kept_with_the_mark_that_its_owner_wrote(
     assert (kept.mark.requests, kept.mark.receipts, pairs) == (2, 1, [(3, 2)])
 
 
-# defer
+# postpone
 
 
 def test_a_postponed_request_is_due_later_and_has_its_new_content(
@@ -930,7 +930,7 @@ def test_a_postponed_request_is_due_later_and_has_its_new_content(
     store(index, 0, 2, {0: entry(caller_id="a"), 1: entry()})
     later = entry(caller_id="a")._replace(attempts=1)
 
-    index.defer({0: (NOW_MS + 4000, later)}, NOW_MS)
+    index.postpone({0: (NOW_MS + 4000, later)}, NOW_MS)
 
     assert held(client).due == [(NOW_MS, 1), (NOW_MS + 4000, 0)]
     assert held(client).payloads[0] == entries.encode(later)
@@ -961,7 +961,7 @@ def test_postponing_does_not_restore_a_cancelled_request(
 ) -> None:
     store(index, 0, 3, {0: entry(caller_id="a"), 1: entry(), 2: Cancel("a")})
 
-    index.defer({0: (NOW_MS + 1, entry(caller_id="a")), 1: (NOW_MS + 1, entry())}, NOW_MS)
+    index.postpone({0: (NOW_MS + 1, entry(caller_id="a")), 1: (NOW_MS + 1, entry())}, NOW_MS)
 
     assert held(client).due == [(NOW_MS + 1, 1)]
     assert list(held(client).payloads) == [1]
@@ -1050,8 +1050,8 @@ def test_parked_requests_are_pending_and_not_due_until_they_are_released(
     index: ShardIndex, open_index: Opener
 ) -> None:
     store(index, 0, 9, {offset: entry(NOW_MS - offset) for offset in range(9)})
-    index.defer({o: parked("orders", NOW_MS - o) for o in range(1, 6)}, NOW_MS)
-    index.defer({6: parked("bills", NOW_MS)}, NOW_MS)
+    index.postpone({o: parked("orders", NOW_MS - o) for o in range(1, 6)}, NOW_MS)
+    index.postpone({6: parked("bills", NOW_MS)}, NOW_MS)
 
     other = open_index()
     other.load()
@@ -1085,7 +1085,7 @@ def test_a_request_that_is_due_after_all_times_is_parked_in_the_band_of_its_targ
     index: ShardIndex,
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
-    index.defer({0: parked("orders", NOW_MS), 1: parked("orders", 2**62)}, NOW_MS)
+    index.postpone({0: parked("orders", NOW_MS), 1: parked("orders", 2**62)}, NOW_MS)
 
     due = index.due(NOW_MS, 10, release={"orders": 10})
 
@@ -1121,18 +1121,18 @@ def test_requests_that_another_owner_parked_are_found(
     store(index, 0, 2, {0: entry(), 1: entry()})
     other = open_index()
     other.load()
-    other.defer({0: parked("orders", NOW_MS), 1: parked("bills", NOW_MS)}, NOW_MS)
+    other.postpone({0: parked("orders", NOW_MS), 1: parked("bills", NOW_MS)}, NOW_MS)
     assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
 
-    other.defer({1: (NOW_MS, None)}, NOW_MS)
+    other.postpone({1: (NOW_MS, None)}, NOW_MS)
     assert set(index.due(NOW_MS, 10, release={"bills": 10}).parked.values()) == {"orders"}
-    other.defer({1: parked("bills", NOW_MS)}, NOW_MS)
+    other.postpone({1: parked("bills", NOW_MS)}, NOW_MS)
     assert set(index.due(NOW_MS, 10).parked.values()) == {"orders", "bills"}
 
 
 def test_a_parked_request_can_be_cancelled(index: ShardIndex) -> None:
     store(index, 0, 1, {0: entry(caller_id="a")})
-    index.defer({0: parked("orders", NOW_MS)}, NOW_MS)
+    index.postpone({0: parked("orders", NOW_MS)}, NOW_MS)
     plan = store(index, 1, 2, {1: Cancel("a")})
     assert plan.cancelled == 1
     assert index.due(NOW_MS, 10, release={"orders": 10}).pending == 0
@@ -1142,7 +1142,7 @@ def test_a_parked_request_without_its_payload_is_due(
     index: ShardIndex, client: redis.Redis, open_index: Opener
 ) -> None:
     store(index, 0, 2, {0: entry(), 1: entry()})
-    index.defer({0: parked("orders", NOW_MS), 1: parked("orders", NOW_MS)}, NOW_MS)
+    index.postpone({0: parked("orders", NOW_MS), 1: parked("orders", NOW_MS)}, NOW_MS)
     for offset in range(2):
         client.delete(f"{PREFIX}msg:{offset:016x}")
     other = open_index()
@@ -1253,7 +1253,7 @@ def store_beyond_the_position(index: ShardIndex) -> None:
 
 GIVEN_UP: dict[str, Verb] = {
     "a batch stored before": lambda index: store(index, 0, 2, {}),
-    "nothing left to put off": lambda index: index.defer({9: (NOW_MS, entry())}, NOW_MS),
+    "nothing left to put off": lambda index: index.postpone({9: (NOW_MS, entry())}, NOW_MS),
     "a batch beyond the position": store_beyond_the_position,
 }
 
@@ -1265,7 +1265,7 @@ def test_an_abandoned_change_does_not_affect_the_next_one(
 ) -> None:
     index = begun(open_index, Positions(10, 7), {0: entry(), 1: entry(caller_id="order-1")})
     give_up(index)
-    open_index().defer({1: (NOW_MS - 1, entry(caller_id="order-1"))}, NOW_MS)
+    open_index().postpone({1: (NOW_MS - 1, entry(caller_id="order-1"))}, NOW_MS)
 
     verb(index)
 

@@ -213,7 +213,7 @@ def test_a_walk_finds_a_pending_request_while_others_are_stored_and_removed(
         ended = [o for o in range(gone, min(gone + 60, MANY)) if o != stays]
         gone, receipts = gone + 60, receipts + 1
         index.settle(Settlement(dict.fromkeys(ended), receipts))
-        index.defer({stays: (NOW_MS + receipts, entry())}, NOW_MS)
+        index.postpone({stays: (NOW_MS + receipts, entry())}, NOW_MS)
         if receipts % 2:
             store(index, end, end + 40, {o: entry() for o in range(end, end + 40)})
             end += 40

@@ -375,7 +375,7 @@ def test_a_clean_audit_gives_each_request_one_state_and_ends_with_0(
     assert verdict["targets"]["no-such-topic"] == {"dead": 1}
     assert sum(sum(states.values()) for states in verdict["hours"].values()) == 19
     assert "Every request that can be judged is accounted for" in html.read_text()
-    assert shelf.spark.read.parquet(f"{parquet}/fates").count() == 19
+    assert shelf.spark.read.parquet(f"{parquet}/statuses").count() == 19
     assert shelf.spark.read.parquet(f"{parquet}/exceptions").count() == 0
 
 

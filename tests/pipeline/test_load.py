@@ -329,9 +329,9 @@ def test_the_rate_is_not_exceeded_after_a_delay(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(time, "sleep", sleep)
-    pace = SendRate(200)
+    send_rate = SendRate(200)
     for took_s in (0.25, 0.25, 2, 0, 0):
-        pace.wait_for(100)
+        send_rate.wait_for(100)
         sent_at_s.append(now_s)
         now_s += took_s
 

@@ -100,7 +100,7 @@ def test_a_kept_demo_has_a_good_verdict_and_runs_until_ctrl_c(demo: StartDemo) -
     assert "4 dead letters, as expected" in running.said
     assert "sent 300" in running.said
     assert "first delivery" in running.said
-    assert "audit: each of 300 requests has exactly one fate, no exceptions" in running.said
+    assert "audit: each of 300 requests has exactly one state, no exceptions" in running.said
     assert str(running.page) in running.said
     assert "Every request is accounted for" in running.page.read_text()
     assert "export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:" in running.said

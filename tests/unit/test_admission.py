@@ -236,7 +236,7 @@ def test_a_postponed_request_counts_as_pending(
         for offset in range(10)
     ]
     intake.parse_and_store(Batch(0, 10, records), long_ago_ms)
-    index.defer(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
+    index.postpone(dict.fromkeys(range(10), (NOW_MS, None)), NOW_MS)
     assert SharedState(connections).pending("shop", [SHARD]) == 10
     index.settle(Settlement(dict.fromkeys(range(4)), 1))
     assert SharedState(connections).pending("shop", [SHARD]) == 6

@@ -51,8 +51,8 @@ def follow_ups(log: Log | None = None) -> FollowUps:
     return FollowUps(SHARD, CONTRACT, log or Log(), "history")
 
 
-def overtaken(log: Log, *, position: int, tombstones: Places) -> list[int]:
-    found = follow_ups(log).overtaken(position, {3: ENTRY}, tombstones)
+def superseded(log: Log, *, position: int, tombstones: Places) -> list[int]:
+    found = follow_ups(log).superseded(position, {3: ENTRY}, tombstones)
     assert all(reason == Reason.UNREACHABLE for reason, _ in found.values())
     return list(found)
 
@@ -84,22 +84,22 @@ FILLER: list[tuple[bytes, bytes | None, Headers]] = [(b"x", b"", [])] * 4
 
 def test_a_newer_schedule_before_the_tombstone_supersedes_the_earlier_one() -> None:
     log = Log(*FILLER, (b"video-1", b"new", []), (b"video-1", None, OWN))
-    assert overtaken(log, position=4, tombstones=AT_5) == [3]
+    assert superseded(log, position=4, tombstones=AT_5) == [3]
 
 
 def test_a_cancel_before_the_tombstone_supersedes_the_schedule() -> None:
     log = Log(*FILLER, (b"video-1", None, []), (b"video-1", None, OWN))
-    assert overtaken(log, position=4, tombstones=AT_5) == [3]
+    assert superseded(log, position=4, tombstones=AT_5) == [3]
 
 
 def test_other_ids_and_aborted_tombstones_supersede_nothing() -> None:
     log = Log(*FILLER[:3], (b"video-2", b"", []), (b"video-1", None, OWN), (b"video-1", None, OWN))
-    assert overtaken(log, position=3, tombstones=AT_5) == []
+    assert superseded(log, position=3, tombstones=AT_5) == []
 
 
 def test_a_schedule_above_the_position_does_not_supersede_itself() -> None:
     log = Log(*FILLER[:3], (b"video-1", b"on", []), (b"x", b"", []), (b"video-1", None, OWN))
-    assert overtaken(log, position=0, tombstones=AT_5) == []
+    assert superseded(log, position=0, tombstones=AT_5) == []
 
 
 COUNTDOWN = make_format("countdown", Options(max_countdown_s=1000, own_topics=lambda topic: False))
@@ -110,7 +110,7 @@ FOLLOWS: Headers = [("blackbox-follows", b"schedules/2@3")]
 
 def recurring(log: Log) -> list[int]:
     some = FollowUps(SHARD, COUNTDOWN, log)
-    return list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]}))
+    return list(some.superseded(4, {3: RECURS}, {"schedules/2": [(3, 6)]}))
 
 
 def test_a_recurring_request_is_written_again_in_its_own_partition() -> None:
@@ -184,7 +184,7 @@ def test_a_request_of_a_time_zone_that_was_missing_recurs_again_once_it_is_repla
 
 
 @pytest.mark.parametrize(
-    ("value", "headers", "is_overtaken"),
+    ("value", "headers", "is_superseded"),
     [
         (ASKED, [], True),
         (b'{"id": "a", "cancel": true}', [], True),
@@ -202,10 +202,10 @@ def test_a_request_of_a_time_zone_that_was_missing_recurs_again_once_it_is_repla
     ],
 )
 def test_a_cancel_or_a_later_request_supersedes_the_next_time(
-    value: bytes | None, headers: Headers, is_overtaken: bool
+    value: bytes | None, headers: Headers, is_superseded: bool
 ) -> None:
     log = Log(*FILLER, (b"a", value, headers), (b"x", b"", []), (b"a", ASKED, FOLLOWS))
-    assert recurring(log) == ([3] if is_overtaken else [])
+    assert recurring(log) == ([3] if is_superseded else [])
 
 
 def test_a_cancel_by_the_first_id_supersedes_the_next_time_of_a_carried_request() -> None:
@@ -214,7 +214,7 @@ def test_a_cancel_by_the_first_id_supersedes_the_next_time_of_a_carried_request(
     some = FollowUps(SHARD, COUNTDOWN, log)
     carried = RECURS._replace(origin=1)
 
-    assert list(some.overtaken(4, {3: carried}, {"schedules/2": [(3, 6)]})) == [3]
+    assert list(some.superseded(4, {3: carried}, {"schedules/2": [(3, 6)]})) == [3]
 
 
 def test_records_above_the_position_are_read_once() -> None:
@@ -227,18 +227,18 @@ def test_records_above_the_position_are_read_once() -> None:
             return log.requests(start, end)
 
     some = FollowUps(SHARD, COUNTDOWN, Counted())
-    assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 6)]})) == [3]
-    assert list(some.overtaken(4, {3: RECURS}, {"schedules/2": [(3, 7)]})) == [3]
-    assert list(some.overtaken(8, {3: RECURS}, {"schedules/2": [(3, 8)]})) == []
+    assert list(some.superseded(4, {3: RECURS}, {"schedules/2": [(3, 6)]})) == [3]
+    assert list(some.superseded(4, {3: RECURS}, {"schedules/2": [(3, 7)]})) == [3]
+    assert list(some.superseded(8, {3: RECURS}, {"schedules/2": [(3, 8)]})) == []
     assert reads == [(4, 7)]
 
 
 def test_nothing_is_read_if_no_record_lies_before_the_follow_up() -> None:
-    assert overtaken(Log(), position=5, tombstones=AT_5) == []
-    assert overtaken(Log(), position=5, tombstones={}) == []
+    assert superseded(Log(), position=5, tombstones=AT_5) == []
+    assert superseded(Log(), position=5, tombstones={}) == []
 
 
-def test_the_number_of_ids_known_to_be_overtaken_is_limited(
+def test_the_number_of_ids_known_to_be_superseded_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follow_ups_module, "MOST_CONTENDED", 2)
@@ -276,7 +276,7 @@ def superseded_in(some: FollowUps, length: int, *named: int, position: int = 0) 
     """Which schedules with the ids of these records are superseded. They were written before the backlog."""
     ended = {at - length: ENTRY._replace(caller_id=f"{at:0200}") for at in named}
     some.read_backlog(position, ended)
-    found = some.overtaken(position, ended, {"schedules/2": [(-1, length)]})
+    found = some.superseded(position, ended, {"schedules/2": [(-1, length)]})
     return sorted(offset + length for offset in found)
 
 

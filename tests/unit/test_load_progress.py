@@ -140,8 +140,8 @@ def test_a_task_of_a_load_ends_between_transactions_when_its_time_is_over(
     monkeypatch.setattr(tasks, "PieceWriter", Writer)
     monkeypatch.setattr(time, "time", lambda: now_s)
     task = SendTask(KafkaAccess("", "blackbox"), "TB", None, (lane,), None, until_s=102.0)
-    pace = SendRate(None)
-    pace.rows = 1
+    send_rate = SendRate(None)
+    send_rate.rows = 1
 
-    assert [task.send(part, pace) for part in lane] == [Sent(), Sent()]
+    assert [task.send(part, send_rate) for part in lane] == [Sent(), Sent()]
     assert committed == [("first", 1), ("first", 2)]

@@ -227,7 +227,7 @@ def test_a_request_that_was_promoted_before_kafka_removed_it_is_not_lost(lab: La
     lab.ask(2 * DAY_S)
     lab.read()
     lab.now_ms += 3 * DAY_MS // 2
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
     lab.journal.first_request = 1
 
     assert lab.promote().lost == 0
@@ -291,7 +291,7 @@ def test_a_request_that_was_accepted_is_promoted_and_renewed_after_the_longest_c
     assert lab.promote().renewed == 1
     lab.read()
     lab.now_ms += 37 * DAY_MS
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
     lab.read()
 
     [(reason, due_ms)] = lab.pending().values()
@@ -316,7 +316,7 @@ def test_requests_are_promoted_while_a_callers_transaction_is_open(lab: Lab) -> 
 
     promoted = lab.promote()
     lab.read()
-    assert (promoted.near, lab.pending()) == (1, {})
+    assert (promoted.promoted, lab.pending()) == (1, {})
     lab.end()
     lab.read()
 
@@ -331,9 +331,9 @@ def test_a_request_that_an_earlier_run_carried_behind_an_open_transaction_is_not
     lab.begin()
     lab.ask(30 * DAY_S)
     lab.now_ms += 3 * DAY_MS // 2
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
 
-    assert lab.promote().near == 0
+    assert lab.promote().promoted == 0
     lab.end()
     lab.read()
 
@@ -348,7 +348,7 @@ def test_a_removed_request_that_an_earlier_run_carried_behind_an_open_transactio
     lab.begin()
     lab.ask(30 * DAY_S)
     lab.now_ms += 3 * DAY_MS // 2
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
     lab.journal.first_request = 1
 
     assert lab.promote().lost == 0
@@ -373,9 +373,9 @@ def test_a_request_that_an_open_transaction_cancels_is_promoted_only_after_that_
         cancel = lab.cancel("a")
     lab.now_ms += 3 * DAY_MS // 2
 
-    assert lab.promote().near == 0
+    assert lab.promote().promoted == 0
     lab.end(*(() if is_committed else (cancel,)))
-    assert lab.promote().near == (0 if is_committed else 1)
+    assert lab.promote().promoted == (0 if is_committed else 1)
     lab.read()
 
     assert len(lab.pending()) == (0 if is_committed else 1)
@@ -393,9 +393,9 @@ def test_a_request_whose_carried_record_was_aborted_behind_an_open_transaction_i
         interrupted.setattr(lab.producer, "commit", lab.producer.abort)
         lab.promote()
 
-    assert lab.promote().near == 0
+    assert lab.promote().promoted == 0
     lab.end()
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
     lab.read()
 
     assert [due_ms for _, due_ms in lab.pending().values()] == [NOW_MS + 2 * DAY_MS]
@@ -416,7 +416,7 @@ def test_caller_ids_of_records_that_the_index_has_not_read_take_eight_bytes_each
     finally:
         tracemalloc.stop()
 
-    assert (promoted.cold, promoted.near) == (2, 1)
+    assert (promoted.cold, promoted.promoted) == (2, 1)
     assert replaced in lab.cold()
     assert most_bytes < 2_000_000
 
@@ -437,7 +437,7 @@ def test_promotion_waits_while_millions_of_records_have_not_been_read(
     assert lab.journal.calls == []
     lab.read()
 
-    assert lab.promote().near == 1
+    assert lab.promote().promoted == 1
 
 
 def test_promotion_continues_later_if_callers_write_millions_of_records_meanwhile(
@@ -456,4 +456,4 @@ def test_promotion_continues_later_if_callers_write_millions_of_records_meanwhil
     lab.read()
 
     # records that it writes itself do not count
-    assert lab.promote().near == 5
+    assert lab.promote().promoted == 5

@@ -622,7 +622,7 @@ def test_a_frozen_owner_that_wakes_during_a_rebind_hides_no_request(
 
     def beside_another(self: ShardIndex, rank: int, limit: int) -> Any:
         if next(calls) == 1:
-            others_index.defer({0: (LATER_MS, None)}, 0)
+            others_index.postpone({0: (LATER_MS, None)}, 0)
         return stored(self, rank, limit)
 
     monkeypatch.setattr(leftovers, "AT_ONCE", 1)

@@ -65,13 +65,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_rate_is_counted_for_each_second_of_each_topic_of_each_cluster(process: Make) -> None:
-    pace = process()
+    rates = process()
 
-    assert pace.limited() == {"orders": 3, "bills": 3}
-    assert pace.count("cluster", {"orders": 5, "bills": 1}, NOW_MS) == BOTH
-    assert pace.count("cluster", BOTH, NOW_MS) == {"orders": 5, "bills": 1}
-    assert pace.count("cluster", {"orders": 1}, NOW_MS + 1000) == {"orders": 0}
-    assert pace.count("another", {"orders": 1}, NOW_MS) == {"orders": 0}
+    assert rates.limited() == {"orders": 3, "bills": 3}
+    assert rates.count("cluster", {"orders": 5, "bills": 1}, NOW_MS) == BOTH
+    assert rates.count("cluster", BOTH, NOW_MS) == {"orders": 5, "bills": 1}
+    assert rates.count("cluster", {"orders": 1}, NOW_MS + 1000) == {"orders": 0}
+    assert rates.count("another", {"orders": 1}, NOW_MS) == {"orders": 0}
 
 
 def test_all_targets_are_counted_in_one_round_trip(process: Make, counting: Redis) -> None:
@@ -80,15 +80,15 @@ def test_all_targets_are_counted_in_one_round_trip(process: Make, counting: Redi
 
 
 def test_redis_is_not_asked_about_a_second_that_is_used_up(process: Make, counting: Redis) -> None:
-    pace, other = process(), process()
-    pace.count("cluster", {"orders": 2}, NOW_MS)
+    rates, other = process(), process()
+    rates.count("cluster", {"orders": 2}, NOW_MS)
     other.count("cluster", {"orders": 1}, NOW_MS)
-    assert pace.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 3}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 3}
     assert counting.trips == 3
 
-    assert pace.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 3}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 3}
     assert counting.trips == 3
-    assert pace.count("cluster", {"orders": 0}, NOW_MS + 1000) == {"orders": 0}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS + 1000) == {"orders": 0}
     assert counting.trips == 4
 
 
@@ -96,22 +96,22 @@ def test_redis_is_not_asked_about_a_second_that_is_used_up(process: Make, counti
 def test_while_redis_cannot_count_a_process_keeps_to_the_rate_by_itself(
     process: Make, counting: Redis, failure: Exception
 ) -> None:
-    pace = process()
-    pace.count("cluster", {"orders": 1}, NOW_MS)
+    rates = process()
+    rates.count("cluster", {"orders": 1}, NOW_MS)
     counting.failure = failure
 
-    assert pace.count("cluster", {"orders": 1, "bills": 2}, NOW_MS) == {"orders": 1, "bills": 0}
-    assert pace.count("cluster", {"orders": 0, "bills": 2}, NOW_MS) == {"orders": 2, "bills": 2}
-    assert pace.count("cluster", BOTH, NOW_MS + 1000) == BOTH
+    assert rates.count("cluster", {"orders": 1, "bills": 2}, NOW_MS) == {"orders": 1, "bills": 0}
+    assert rates.count("cluster", {"orders": 0, "bills": 2}, NOW_MS) == {"orders": 2, "bills": 2}
+    assert rates.count("cluster", BOTH, NOW_MS + 1000) == BOTH
 
 
 def test_a_redis_that_does_not_answer_is_asked_again_after_a_while_by_one_shard(
     process: Make, counting: Redis, clock: Any
 ) -> None:
-    pace, counting.failure = process(), IndexLost("no answer")
+    rates, counting.failure = process(), IndexLost("no answer")
 
     def ask() -> dict[str, int]:
-        return pace.count("cluster", BOTH, NOW_MS)
+        return rates.count("cluster", BOTH, NOW_MS)
 
     for _ in range(9):
         ask()
@@ -131,21 +131,21 @@ def test_a_redis_that_does_not_answer_is_asked_again_after_a_while_by_one_shard(
 def test_what_a_process_counted_by_itself_still_counts_when_redis_counts_again(
     process: Make, counting: Redis, clock: Any
 ) -> None:
-    pace, counting.failure = process(), IndexFull("OOM")
-    pace.count("cluster", {"orders": 2}, NOW_MS)
+    rates, counting.failure = process(), IndexFull("OOM")
+    rates.count("cluster", {"orders": 2}, NOW_MS)
     counting.failure = None
     clock.now_s += SILENT_FOR_S
 
-    assert pace.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 2}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 2}
 
 
 def test_counts_of_earlier_seconds_are_forgotten(
     process: Make, counting: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_rates, "MOST_KNOWN", 5)
-    pace, counting.failure = process(), IndexFull("OOM")
+    rates, counting.failure = process(), IndexFull("OOM")
     for later_s in range(9):
-        pace.count("cluster", {"orders": 3}, NOW_MS + 1000 * later_s)
+        rates.count("cluster", {"orders": 3}, NOW_MS + 1000 * later_s)
 
-    assert pace.count("cluster", {"orders": 0}, NOW_MS + 8000) == {"orders": 3}
-    assert pace.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 0}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS + 8000) == {"orders": 3}
+    assert rates.count("cluster", {"orders": 0}, NOW_MS) == {"orders": 0}

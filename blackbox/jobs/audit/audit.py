@@ -1,4 +1,4 @@
-"""The audit: reads journals, index and targets, and checks that every request has exactly one fate."""
+"""The audit: reads journals, index and targets, and checks that every request has exactly one state."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class Audited:
     exceptions: DataFrame
 
     def write(self, folder: str) -> None:
-        """Write both tables as Parquet, `fates` and `exceptions`, under this folder or Hadoop path."""
-        for name, table in (("fates", self.statuses), ("exceptions", self.exceptions)):
+        """Write both tables as Parquet, `statuses` and `exceptions`, under this folder or Hadoop path."""
+        for name, table in (("statuses", self.statuses), ("exceptions", self.exceptions)):
             table.write.mode("overwrite").parquet(f"{folder.rstrip('/')}/{name}")
 
 

@@ -71,7 +71,7 @@ def _plots(verdict: AuditVerdict) -> list[tuple[str, str, Markup]]:
         )
         drawn.append(("Coming due", about, plots.pending(verdict.due)))
     if verdict.callers:
-        about = "fates of their requests; dead includes expired and invalid ones"
+        about = "states of their requests; dead includes expired and invalid ones"
         drawn.append(("Callers", about, plots.callers(verdict.callers)))
     # Not escaped again: matplotlib has escaped the text of callers in the SVG.
     return [(title, about, Markup(svg)) for title, about, svg in drawn]

@@ -98,7 +98,7 @@ def extend(
         # A step has work for every slot.
         step = max(STEP, PIECE * session.sparkContext.defaultParallelism)
         run = _Extension(session, settings, access, files, limits or UpkeepLimits(step))
-        with run.not_overtaken():
+        with run.as_published_by_another_run():
             run.compare(accept_gap=accept_gap)
             run.read_on()
             run.compact()
@@ -128,8 +128,8 @@ class _Extension:
         self.done = Done(self.files.root, manifests.newest(self.files))
 
     @contextmanager
-    def not_overtaken(self) -> Iterator[None]:
-        """Report a failure as overtaken if another run published first."""
+    def as_published_by_another_run(self) -> Iterator[None]:
+        """Report a failure as published_by_another_run if another run published first."""
         # That run removes this one's files, so the failure may be any error.
         try:
             with spark_errors_explained():
@@ -137,7 +137,7 @@ class _Extension:
         except LedgerError:
             number = self.done.manifest.number + 1
             if manifests.published(self.files)[-1:] >= [number]:
-                raise manifests.overtaken(self.files, number) from None
+                raise manifests.published_by_another_run(self.files, number) from None
             raise
 
     def compare(self, *, accept_gap: bool) -> None:

@@ -129,10 +129,10 @@ def publish(files: Files, manifest: Manifest) -> None:
     is_new = files.publish(path_of(manifest.number), content)
     # A later number can only be another run's, whose manifest does not have these files.
     if not is_new or published(files)[-1] != manifest.number:
-        raise overtaken(files, manifest.number)
+        raise published_by_another_run(files, manifest.number)
 
 
-def overtaken(files: Files, number: int) -> LedgerError:
+def published_by_another_run(files: Files, number: int) -> LedgerError:
     return LedgerError(
         f"another run published manifest {number} of {files.root} at the same time; this step was "
         "discarded, and nothing is lost; run one at a time"

@@ -130,17 +130,17 @@ class SendTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         logs.disable()
-        pace = SendRate(self.rate)
+        send_rate = SendRate(self.rate)
         return as_reports(
-            self.send(part, pace) for lane in numbers(batches) for part in self.lanes[lane]
+            self.send(part, send_rate) for lane in numbers(batches) for part in self.lanes[lane]
         )
 
-    def send(self, part: PieceToSend, pace: SendRate) -> Sent:
+    def send(self, part: PieceToSend, send_rate: SendRate) -> Sent:
         if time.time() >= self.until_s:
             return Sent()
         writer = PieceWriter(self.access, self.topic, part.name, part.total)
         try:
-            self._send_rows(part.piece, part.total, writer, pace)
+            self._send_rows(part.piece, part.total, writer, send_rate)
         except RecoveryRequired as reason:
             return Sent(str(reason), is_fenced=isinstance(reason, Fenced))
         except (UnusableFile, OSError) as error:
@@ -149,15 +149,17 @@ class SendTask:
             writer.close()
         return Sent()
 
-    def _send_rows(self, piece: Piece, total: int, writer: PieceWriter, pace: SendRate) -> None:
+    def _send_rows(
+        self, piece: Piece, total: int, writer: PieceWriter, send_rate: SendRate
+    ) -> None:
         # Fences an earlier task and ends its open transaction before it reads the progress.
         rows_in = writer.open()
-        for rows in _transactions(records(piece, self.caller, skip=rows_in), pace.rows):
+        for rows in _transactions(records(piece, self.caller, skip=rows_in), send_rate.rows):
             # Rows of another content than the validated one must not be sent.
             check_unchanged(piece)
             if time.time() >= self.until_s:
                 return
-            pace.wait_for(len(rows))
+            send_rate.wait_for(len(rows))
             rows_in += len(rows)
             writer.send(rows, rows_in)
         if rows_in != total:

@@ -272,7 +272,7 @@ BUGS = (
         (
             Change(
                 "core/delivery_transaction.py",
-                "        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in overtaken):\n",
+                "        if any(ended[offset].waits >= MOST_WAITS_FOR_INTAKE for offset in superseded):\n",
                 "        if True:\n",
             ),
         ),
@@ -281,7 +281,7 @@ BUGS = (
     ),
     Bug(
         "a-busy-id-holds-up-others",
-        "A request whose id was overtaken is sent with the others again, and takes them back again.",
+        "A request whose id was superseded is sent with the others again, and takes them back again.",
         (
             Change(
                 "core/follow_ups.py",
@@ -291,22 +291,22 @@ BUGS = (
         ),
         (),
         (
-            "tests/unit/dispatch/test_overtaken_ids.py::test_an_id_that_was_overtaken_does_not_abort_the_others_again",
+            "tests/unit/dispatch/test_superseded_ids.py::test_an_id_that_was_superseded_does_not_abort_the_others_again",
         ),
     ),
     Bug(
         "busy-ids-hold-up-others",
-        "After an id was overtaken, the others wait for the next check, in which the next id is overtaken.",
+        "After an id was superseded, the others wait for the next check, in which the next id is superseded.",
         (
             Change(
                 "core/dispatch.py",
-                "        for part in self.triage.follow_ups.parts(sent, overtaken):\n",
+                "        for part in self.triage.follow_ups.parts(sent, superseded):\n",
                 "        did.is_full = True\n        for part in ():\n",
             ),
         ),
         (),
         (
-            "tests/unit/dispatch/test_overtaken_ids.py::test_ids_that_are_each_written_again_hold_up_no_other_request",
+            "tests/unit/dispatch/test_superseded_ids.py::test_ids_that_are_each_written_again_hold_up_no_other_request",
         ),
     ),
     Bug(
@@ -321,7 +321,7 @@ BUGS = (
         ),
         (),
         (
-            "tests/unit/dispatch/test_overtaken_ids.py::test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delivered",
+            "tests/unit/dispatch/test_superseded_ids.py::test_while_each_transaction_is_superseded_by_another_id_the_others_are_delivered",
         ),
     ),
     Bug(
@@ -343,7 +343,7 @@ BUGS = (
         (
             Change(
                 "core/delivery_transaction.py",
-                "            self._take_back(overtaken)\n",
+                "            self._take_back(superseded)\n",
                 "            pass\n",
             ),
         ),
@@ -872,7 +872,7 @@ BUGS = (
         ),
         (),
         (
-            "tests/unit/dispatch/test_overtaken_ids.py::test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes",
+            "tests/unit/dispatch/test_superseded_ids.py::test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes",
         ),
     ),
     Bug(

@@ -331,8 +331,8 @@ BUGS = (
         (
             Change(
                 "index/dispatch_changes.py",
-                "                commands += self._defer_commands(pending, done.now_ms, only_there=is_whole)\n",
-                "                commands += self._defer_commands(pending, done.now_ms)\n",
+                "                commands += self._postpone_commands(pending, done.now_ms, only_there=is_whole)\n",
+                "                commands += self._postpone_commands(pending, done.now_ms)\n",
             ),
         ),
         (),
@@ -455,8 +455,8 @@ BUGS = (
         ("tests/contract/test_shard_index.py",),
     ),
     Bug(
-        "deferred-payloads-expire",
-        "The payload of a message that is deferred expires as if the message were not.",
+        "postponed-payloads-expire",
+        "The payload of a message that is postponed expires as if the message were not.",
         (
             Change(
                 "index/command_builder.py",

@@ -292,7 +292,7 @@ def test_the_record_of_a_promotion_is_forgotten_when_the_request_ends(
     assert index.moved([0, 1]) == {1: 3}
 
 
-class NoPace:
+class NoRates:
     """Rules without any rate."""
 
     def limited(self) -> dict[str, int]:
@@ -305,7 +305,7 @@ class NoPace:
 def test_with_rules_receipts_record_the_read_position_even_if_nothing_is_due(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
-    dispatch = make(pace=NoPace())
+    dispatch = make(rates=NoRates())
     pend(to(due_ms=NOW_MS + 60_000))
     for passed_s in range(12):
         dispatch.tick(NOW_MS + 1000 * passed_s)

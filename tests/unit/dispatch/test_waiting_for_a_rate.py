@@ -42,13 +42,13 @@ def one_per_second(paced: Paced) -> TargetRates:
 def test_a_batch_repeated_after_a_failed_commit_uses_no_more_of_the_rate(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced
 ) -> None:
-    pace = one_per_second(paced)
+    rates = one_per_second(paced)
     pend(*(to() for _ in range(20)))
     for later_s in range(10):
         writer.before["commit"] = JournalLost("no answer")
         with pytest.raises(JournalLost):
-            make(pace=pace).tick(NOW_MS + 1000 * later_s)
-    dispatch = make(pace=pace)
+            make(rates=rates).tick(NOW_MS + 1000 * later_s)
+    dispatch = make(rates=rates)
 
     for later_ms in range(10_000, 32_000, 100):
         dispatch.tick(NOW_MS + later_ms)
@@ -60,12 +60,12 @@ def test_a_batch_repeated_after_a_failed_commit_uses_no_more_of_the_rate(
 def test_a_raised_or_removed_rate_applies_to_messages_that_wait_already(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced, rules: str
 ) -> None:
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     pend(*(to() for _ in range(100)))
     dispatch.tick(NOW_MS)
     assert writer.sent_to("orders") == [0]
 
-    dispatch.triage = replace(dispatch.triage, pace=paced(rules))
+    dispatch.triage = replace(dispatch.triage, rates=paced(rules))
     for later_ms in range(1000, 3000, 100):
         dispatch.tick(NOW_MS + later_ms)
 
@@ -75,7 +75,7 @@ def test_a_raised_or_removed_rate_applies_to_messages_that_wait_already(
 def test_a_cancelled_backlog_uses_nothing_of_a_rate(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced
 ) -> None:
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     pend(*(to(caller_id=f"a{n}") for n in range(100)))
     dispatch.tick(NOW_MS)
 
@@ -89,10 +89,10 @@ def test_a_cancelled_backlog_uses_nothing_of_a_rate(
 def test_the_rate_of_a_target_is_that_of_its_own_cluster(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced
 ) -> None:
-    pace = one_per_second(paced)
+    rates = one_per_second(paced)
     for cluster in ("staging", "production"):
         pend(to())
-        make(pace=pace, cluster=cluster).tick(NOW_MS)
+        make(rates=rates, cluster=cluster).tick(NOW_MS)
 
     assert writer.sent_to("orders") == [0, 1]
 
@@ -100,7 +100,7 @@ def test_the_rate_of_a_target_is_that_of_its_own_cluster(
 def test_a_rate_that_redis_cannot_count_is_kept_and_delays_no_other_target(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced, monkeypatch: Any
 ) -> None:
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     trips = 0
 
     def silent(clients: Clients, *commands: Any) -> Any:
@@ -122,7 +122,7 @@ def test_targets_with_a_rate_are_counted_together(
 ) -> None:
     slow = [f"slow-{number}" for number in range(5)]
     dispatch = make(
-        pace=paced("".join(f"[targets.{to}]\nmessages_per_second = 1\n" for to in slow))
+        rates=paced("".join(f"[targets.{to}]\nmessages_per_second = 1\n" for to in slow))
     )
     trips, together = 0, Clients.together
 
@@ -154,7 +154,7 @@ def test_shards_take_turns_in_the_rate_of_a_target() -> None:
 def test_parked_messages_come_out_as_soon_as_their_rate_allows(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced
 ) -> None:
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     pend(*(to() for _ in range(20)))
     now_ms, sent_ms = NOW_MS, dict[int, int]()
     for _ in range(100):
@@ -170,7 +170,7 @@ def test_parked_messages_come_out_as_soon_as_their_rate_allows(
 def test_requests_with_expires_after_wait_for_a_rate_like_all_others(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced
 ) -> None:
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     pend(*(to() for _ in range(4)))
     for later_ms in range(0, 20_000, 100):
         if later_ms in range(0, 4000, 500):
@@ -188,7 +188,7 @@ def test_a_target_whose_preferred_band_is_taken_waits_for_its_rate(
 ) -> None:
     other = prefers_the_same_band("orders")
     targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     pend(to(other), *(to() for _ in range(100)))
     dispatch.tick(NOW_MS)
     for later_ms in range(1000, 4000, 100):
@@ -196,7 +196,7 @@ def test_a_target_whose_preferred_band_is_taken_waits_for_its_rate(
     assert writer.sent_to("orders") == [1, 2, 3, 4]
 
     dispatch.triage = replace(
-        dispatch.triage, pace=paced("[targets.orders]\nmessages_per_second = 1000")
+        dispatch.triage, rates=paced("[targets.orders]\nmessages_per_second = 1000")
     )
     for later_ms in range(4000, 6000, 100):
         dispatch.tick(NOW_MS + later_ms)
@@ -210,7 +210,7 @@ def test_a_backlog_whose_preferred_band_is_taken_is_not_read_in_each_second(
     other = prefers_the_same_band("orders")
     targets.refusals[other] = (Reason.UNREACHABLE, "no leader")
     rates = paced("[targets.orders]\nmessages_per_second = 10")
-    dispatch = make(pace=rates, batch_limit=10)
+    dispatch = make(rates=rates, batch_limit=10)
     pend(to(other), *(to() for _ in range(200)))
     while dispatch.tick(NOW_MS).is_full:
         pass
@@ -228,7 +228,7 @@ def test_messages_over_a_rate_without_a_free_band_wait_for_a_minute_at_most(
     monkeypatch.setattr(parking, "bands_of", lambda target: iter([7]))
     targets.refusals["bills"] = (Reason.UNREACHABLE, "no leader")
     pend(to("bills"), *(to() for _ in range(100)))
-    dispatch = make(pace=one_per_second(paced))
+    dispatch = make(rates=one_per_second(paced))
     dispatch.tick(NOW_MS)
 
     times = [score for score, _ in held(client).due if not band_at(score)]
@@ -244,7 +244,7 @@ def test_messages_over_a_rate_without_a_free_band_wait_for_a_minute_at_most(
 def test_new_due_requests_do_not_overtake_a_backlog_under_a_rate(
     make: Make, pend: Pend, writer: FakeWriter, paced: Paced, seen_after_ms: int
 ) -> None:
-    dispatch = make(pace=paced("[targets.orders]\nmessages_per_second = 10"))
+    dispatch = make(rates=paced("[targets.orders]\nmessages_per_second = 10"))
     pend(*(to() for _ in range(40)))
     arriving = 0
     for passed_ms in range(0, 20_000, 100):

@@ -440,7 +440,7 @@ def test_payloads_stay_in_redis_as_long_as_their_requests_wait(
     assert client.ttl(f"{PREFIX}msg:{0:016x}") > 3000 * 86_400
 
     pend(to())
-    index.defer({2: (NOW_MS + 5000 * GRACE_S, None)}, NOW_MS)
+    index.postpone({2: (NOW_MS + 5000 * GRACE_S, None)}, NOW_MS)
     assert client.ttl(f"{PREFIX}msg:{2:016x}") > 5 * GRACE_S
 
 
@@ -539,7 +539,7 @@ def test_postponing_requests_costs_no_extra_round_trips(
 ) -> None:  # fmt: skip
     pend(to("gone"), to(), to("gone"))
     targets.refusals["gone"] = UNKNOWN
-    monkeypatch.setattr(index, "defer", None)
+    monkeypatch.setattr(index, "postpone", None)
 
     did = dispatch.tick(NOW_MS)
 
@@ -570,7 +570,7 @@ def test_a_request_that_a_full_redis_cannot_postpone_is_retried_at_the_next_poll
 
     pend(to("gone"))
     targets.refusals["gone"] = UNKNOWN
-    monkeypatch.setattr(index, "defer", refuse)
+    monkeypatch.setattr(index, "postpone", refuse)
 
     did = dispatch.tick(NOW_MS)
 

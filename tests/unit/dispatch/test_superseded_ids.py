@@ -96,7 +96,7 @@ def test_ids_that_are_each_written_again_hold_up_no_other_request(
     assert writer.sent_to("orders") == []
 
 
-def test_after_an_id_was_overtaken_another_one_does_not_abort_requests_without_follow_ups(
+def test_after_an_id_was_superseded_another_one_does_not_abort_requests_without_follow_ups(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     writer._ends["TB/3"] = 1000
@@ -110,7 +110,7 @@ def test_after_an_id_was_overtaken_another_one_does_not_abort_requests_without_f
     assert [outgoing.topic for outgoing in writer.committed] == ["bills"]
 
 
-def test_an_id_that_was_overtaken_does_not_abort_the_others_again(
+def test_an_id_that_was_superseded_does_not_abort_the_others_again(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     writer._ends["TB/3"] = 1000
@@ -124,7 +124,7 @@ def test_an_id_that_was_overtaken_does_not_abort_the_others_again(
     assert writer.sent_to("letters") == [1]
 
 
-def test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delivered(
+def test_while_each_transaction_is_superseded_by_another_id_the_others_are_delivered(
     make: Make, pend: Pend, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, begin = [f"id{n}" for n in range(8)], writer.begin
@@ -146,7 +146,7 @@ def test_while_each_transaction_is_overtaken_by_another_id_the_others_are_delive
     assert writer.sent_to("orders") == [0, 1, 2, 3]
 
 
-def test_a_request_of_an_id_that_was_overtaken_is_delivered_once(
+def test_a_request_of_an_id_that_was_superseded_is_delivered_once(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
@@ -160,7 +160,7 @@ def test_a_request_of_an_id_that_was_overtaken_is_delivered_once(
     assert (writer.sent_to("orders"), writer.sent_to("bills")) == ([1], [0, 2, 3])
 
 
-def test_an_overtaken_id_goes_with_the_others_again_after_a_while(
+def test_a_superseded_id_goes_with_the_others_again_after_a_while(
     make: Make, pend: Pend, writer: FakeWriter
 ) -> None:
     follow_ups = FollowUps(SHARD, COUNTDOWN, Log())
