@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, settings
 
 from blackbox.embedded import EmbeddedError, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.redis import find_redis
-from tests.alone import Alone
-from tests.guarantees import NO_TOOL, GuaranteedTests
-from tests.proof import ProofPage
-from tests.world import AT_LENGTH, World
+from tests.support.alone import Alone
+from tests.support.guarantees import NO_TOOL, GuaranteedTests
+from tests.support.proof import ProofPage
+from tests.support.world import AT_LENGTH, World
 
 PROOF = bool(os.environ.get("BLACKBOX_TEST_PROOF")) or AT_LENGTH
 """Whether all tests run."""

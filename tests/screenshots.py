@@ -15,8 +15,8 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from blackbox.embedded import EmbeddedStack
-from tests.browser import chromium
-from tests.world import World, until
+from tests.support.browser import chromium
+from tests.support.world import World, until
 
 TARGETS = ("orders", "reminders", "invoices", "mails", "subscriptions")
 CALLERS = ("shop", "billing", "crm", "loyalty", "support")

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, PartitionMetadata
 from blackbox.embedded import EmbeddedKafka
 from blackbox.embedded.kafka import SETTINGS, new_cluster_id
 from blackbox.embedded.tcp_ports import HOST, free_port
-from tests.world import until
+from tests.support.world import until
 
 COUNT = 3
 TRANSACTIONS = "__transaction_state"

@@ -33,7 +33,7 @@ from tests.chaos.schedule import Ask, Schedule, Setup
 from tests.chaos.servers import Servers, WrongClock
 from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
-from tests.world import ForkedService, ServiceProcess, World, each_of, until
+from tests.support.world import ForkedService, ServiceProcess, World, each_of, until
 
 WITHIN_S = 2.0
 MOST_WAVES = 10

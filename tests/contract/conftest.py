@@ -15,9 +15,9 @@ from blackbox.index.connection import Connections, pool
 from blackbox.index.shard_index import ShardIndex
 from tests.conftest import missing
 from tests.contract.held import GRACE_S, PREFIX, SHARD
-from tests.fakes import fake_connections
 from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
+from tests.support.fakes import fake_connections
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from blackbox.embedded.tcp_ports import free_port
 from blackbox.index import bus as bus_module
 from blackbox.index.bus import Bus, Listener
 from blackbox.records.errors import IndexLost
-from tests.world import until
+from tests.support.world import until
 
 WAIT_S = 0.1
 

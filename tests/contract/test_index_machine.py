@@ -32,7 +32,7 @@ from blackbox.records.errors import PositionsMoved
 from blackbox.records.request import Cancel, Invalid, Reason, offset_in, request_id
 from tests.contract.conftest import Backend, histories
 from tests.contract.held import GRACE_S, SHARD, Held, held, segments, store, stored
-from tests.fakes import record
+from tests.support.fakes import record
 
 NOW_MS = 100
 FIRST_OFFSETS = [0, 3, SEGMENT - 4, SEGMENT - 1, SEGMENT]

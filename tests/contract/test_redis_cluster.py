@@ -27,7 +27,7 @@ from blackbox.records.errors import IndexLost
 from blackbox.records.request import Shard
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, loaded, store
 from tests.servers.redis_cluster import ClusterServers
-from tests.world import until
+from tests.support.world import until
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import IndexLost
 from tests.contract.held import GRACE_S, SHARD
 from tests.servers.sentinel import SentinelServers, client_of
-from tests.world import until
+from tests.support.world import until
 
 PING = [pack("PING")]
 PASSWORD = "hunter2/@?#"

@@ -45,7 +45,7 @@ from blackbox.records.receipt import Mark, Receipt, decode, without_void
 from blackbox.records.request import Cancel, Invalid, Reason, Request, request_id
 from tests.contract.conftest import Backend, histories
 from tests.contract.held import GRACE_S, PREFIX, SHARD
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter, record
 
 START_MS = 1_000_000
 LETTERS = "dead-letters"

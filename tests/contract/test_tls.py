@@ -19,7 +19,7 @@ from tests.contract.conftest import start_redis
 from tests.contract.held import GRACE_S, SHARD
 from tests.security.certificates import openssl
 from tests.servers.sentinel import SERVICE, SentinelProcess
-from tests.world import until
+from tests.support.world import until
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.contract.held import GRACE_S, store
 from tests.docs.docstrings import docstrings_in, items_in
 from tests.docs.example import DUE_MS, OFFSET, REQUEST, SHARD
 from tests.docs.markdown import code, paragraphs, table
-from tests.fakes import fake_connections
+from tests.support.fakes import fake_connections
 
 TYPES = {"string": "string", "hash": "hash", "sorted set": "zset"}
 """The types of the page, as Redis names them."""

@@ -44,8 +44,8 @@ from blackbox.records.outgoing import deliveries
 from blackbox.records.receipt import Mark, Places, Receipt, encode
 from blackbox.records.request import Shard, member, request_id
 from blackbox.spark.job_failures import AuditError
-from tests.world import World, until
-from tests.year import HOUR_MS, Year
+from tests.support.world import World, until
+from tests.support.year import HOUR_MS, Year
 
 pytestmark = pytest.mark.service
 module = import_module("blackbox.jobs.audit.audit")

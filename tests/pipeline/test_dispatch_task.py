@@ -39,7 +39,7 @@ from blackbox.records.errors import IndexLost
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Record, Shard
 from blackbox.support import interpreter, logs
-from tests.world import World, until
+from tests.support.world import World, until
 
 LEASE_S = 0.1
 ANSWER_S = 10.0

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from tests.world import AT_LENGTH, ServiceProcess, World, until
+from tests.support.world import AT_LENGTH, ServiceProcess, World, until
 
 pytestmark = [
     pytest.mark.service,

@@ -33,7 +33,7 @@ from blackbox.records.request import Shard
 from tests.chaos.faults.network import FETCH
 from tests.chaos.proxy import KafkaWire, Proxies, Proxy
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 

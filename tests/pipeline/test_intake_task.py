@@ -36,8 +36,8 @@ from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry, HeaderValues
 from blackbox.records.request import Shard
 from blackbox.support import interpreter, logs
-from tests.raw_record import write_with_header
-from tests.world import World, until
+from tests.support.raw_record import write_with_header
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

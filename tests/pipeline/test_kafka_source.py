@@ -46,7 +46,7 @@ from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Range, re
 from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
-from tests.world import until
+from tests.support.world import until
 
 pytestmark = pytest.mark.service
 

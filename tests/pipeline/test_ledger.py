@@ -38,9 +38,9 @@ from blackbox.records.request import Shard
 from blackbox.spark.job_failures import LedgerError
 from blackbox.spark.journals import JournalKey, JournalTables, Span, of_table
 from blackbox.support import logs
-from tests.raw_record import write_with_header
 from tests.servers.spark_cluster import kill_tree
-from tests.world import World, read_all, until
+from tests.support.raw_record import write_with_header
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -50,7 +50,7 @@ from blackbox.journal.topics import Topics
 from blackbox.records.errors import Fenced
 from blackbox.records.request import Headers
 from blackbox.support import logs
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers.spark_cluster import Cluster, kill_tree, python_without_blackbox
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(400)]
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import ResourceType as Resource
 from blackbox.embedded import EmbeddedKafka
 from tests.security.certificates import Certificates
 from tests.security.rights import Right
-from tests.world import read_with, until
+from tests.support.world import read_with, until
 
 ANY: Any = None
 ADMIN, ADMINS_PASSWORD = "admin", "admins-own"

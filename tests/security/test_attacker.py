@@ -25,7 +25,7 @@ from tests.security.conftest import REDIS_PASSWORD
 from tests.security.guarded import PASSWORD, USER
 from tests.security.rights import kafka_rights, redis_users
 from tests.security.test_tls import TlsRedis
-from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length
+from tests.support.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(1800)]
 

@@ -28,7 +28,7 @@ from blackbox.support.logs import IsoFormatter
 from tests.contract.held import NOW_MS
 from tests.security.hostile_texts import TEXTS, texts
 from tests.service.test_cli import blackbox
-from tests.world import ServiceProcess, World, read_all, until
+from tests.support.world import ServiceProcess, World, read_all, until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ blackbox[._a-z]*: .+")
 LABELS = {"topic", "reason", "shard", "journal", "le", "target"}

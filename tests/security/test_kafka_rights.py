@@ -32,7 +32,7 @@ from tests.contract.held import entry, store
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import Right, kafka_rights
 from tests.service.test_cli import Answer, blackbox
-from tests.world import ServiceProcess, until
+from tests.support.world import ServiceProcess, until
 
 pytestmark = pytest.mark.service
 

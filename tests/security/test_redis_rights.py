@@ -27,7 +27,7 @@ from tests.contract.held import entry, store
 from tests.security.conftest import REDIS_PASSWORD, GuardedRedis, start_guarded_redis
 from tests.security.rights import REDIS_ACL, commands_of, redis_users
 from tests.service.test_cli import blackbox
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -28,7 +28,7 @@ from tests.security.certificates import make_ca, make_locked_key
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import kafka_rights
 from tests.service.test_cli import blackbox
-from tests.world import ServiceProcess, until
+from tests.support.world import ServiceProcess, until
 
 pytestmark = pytest.mark.service
 

@@ -11,7 +11,7 @@ from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.tcp_ports import free_port
 from tests.security.certificates import Certificates, make_ca, make_certificates
 from tests.service.test_cli import blackbox
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import HOST, is_free
-from tests.world import until
+from tests.support.world import until
 
 NODES = 3
 SLOTS = 16_384

@@ -17,7 +17,7 @@ from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.guarded_process import GuardedProcess
 from blackbox.embedded.redis import find_redis
 from blackbox.embedded.tcp_ports import HOST, free_port
-from tests.world import until
+from tests.support.world import until
 
 SERVICE = "shop"
 DOWN_AFTER_MS = 1000

@@ -13,7 +13,7 @@ import psutil
 import pyspark
 
 from blackbox.embedded.tcp_ports import HOST, free_port
-from tests.world import until
+from tests.support.world import until
 
 SPARK = Path(pyspark.__file__).parent
 EXECUTOR_MEMORY_MB = 512

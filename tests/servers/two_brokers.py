@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewTopic
 from blackbox.embedded import EmbeddedError, EmbeddedKafka
 from blackbox.embedded.kafka import new_cluster_id
 from blackbox.embedded.tcp_ports import HOST, free_port
-from tests.world import World, until
+from tests.support.world import World, until
 
 WITH_RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

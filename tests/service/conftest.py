@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.world import World
+from tests.support.world import World
 
 Serve = Callable[..., httpx.Client]
 

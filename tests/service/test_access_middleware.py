@@ -35,7 +35,7 @@ from blackbox.journal.dead_letter_topic import MOST_SHOWN_BYTES, DeadLetter
 from blackbox.records.entry import Entry
 from blackbox.records.request import Shard
 from tests.service.test_http import HOST, Patient
-from tests.world import until
+from tests.support.world import until
 
 LOOK, CHANGE = "l" * 16, "c" * 16
 BODIES = [

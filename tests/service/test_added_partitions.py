@@ -15,7 +15,7 @@ from blackbox.records.request import locate
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked, state
 from tests.service.test_cli import blackbox
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

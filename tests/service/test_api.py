@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import Serve
-from tests.world import World, both_engines_at_length, until
+from tests.support.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.service.conftest import Serve
-from tests.world import World
+from tests.support.world import World
 
 pytestmark = pytest.mark.service
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from tests.world import World, both_engines_at_length, until
+from tests.support.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 

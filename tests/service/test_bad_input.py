@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from blackbox.records.request import Headers
-from tests.raw_record import write_with_header
-from tests.world import World, both_engines_at_length, until
+from tests.support.raw_record import write_with_header
+from tests.support.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 

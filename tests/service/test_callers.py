@@ -16,7 +16,14 @@ from confluent_kafka.admin import NewTopic
 from blackbox.embedded import EmbeddedRedis
 from tests.service.conftest import Serve
 from tests.service.test_cli import blackbox
-from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, read_all, until
+from tests.support.world import (
+    AT_LENGTH,
+    ServiceProcess,
+    World,
+    both_engines_at_length,
+    read_all,
+    until,
+)
 
 pytestmark = pytest.mark.service
 

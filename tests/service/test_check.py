@@ -28,7 +28,7 @@ from blackbox.embedded import EmbeddedKafka, EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.tcp_ports import free_port
 from blackbox.journal.topics import Topics, TopicSettings, receipts_topic
 from blackbox.records.errors import IndexLost, JournalLost
-from tests.world import until
+from tests.support.world import until
 
 pytestmark = pytest.mark.service
 

@@ -15,9 +15,9 @@ from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Reason, Shard
-from tests.journal import WAYS, read_from, transactional
-from tests.raw_record import RawRecord, write_raw
-from tests.world import World, both_engines_in_proof, read_all
+from tests.support.journal import WAYS, read_from, transactional
+from tests.support.raw_record import RawRecord, write_raw
+from tests.support.world import World, both_engines_in_proof, read_all
 
 pytestmark = pytest.mark.service
 

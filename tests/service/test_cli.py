@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from blackbox.cli import app
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.embedded.tcp_ports import free_port
-from tests.world import ServiceProcess, World, read_all, until
+from tests.support.world import ServiceProcess, World, read_all, until
 
 GRACEFUL_S = 5.0
 NOWHERE = {

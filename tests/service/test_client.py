@@ -18,8 +18,8 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard, locate, request_id
-from tests.world import World, read_all, until
-from tests.year import HOUR_MS, Year
+from tests.support.world import World, read_all, until
+from tests.support.year import HOUR_MS, Year
 
 pytestmark = pytest.mark.service
 

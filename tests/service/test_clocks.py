@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 
 from tests.chaos.servers import FAKETIME, FrailKafka, FrailRedis, WrongClock
 from tests.conftest import missing_tool
-from tests.world import AT_LENGTH, ForkedService, World, until
+from tests.support.world import AT_LENGTH, ForkedService, World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 

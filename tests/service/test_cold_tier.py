@@ -33,8 +33,8 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
 from blackbox.records.request import Shard, request_id
 from tests.service.test_cli import blackbox
-from tests.world import PARTITIONS, World, until
-from tests.year import DAY_MS, HORIZON_S, HOUR_MS, Year
+from tests.support.world import PARTITIONS, World, until
+from tests.support.year import DAY_MS, HORIZON_S, HOUR_MS, Year
 
 REQUESTS = int(os.environ.get("BLACKBOX_TEST_COLD", "2000"))
 KILLS = int(os.environ.get("BLACKBOX_TEST_COLD_KILLS", "2"))

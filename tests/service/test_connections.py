@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from blackbox.api import connections
 from blackbox.api.serve import HttpServer
-from tests.world import until
+from tests.support.world import until
 
 HOST = "127.0.0.1"
 LARGE = 20_000_000

@@ -23,7 +23,7 @@ from blackbox.journal.dead_letter_topic import (
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.outgoing import LETTER_HEADERS
-from tests.world import World
+from tests.support.world import World
 
 pytestmark = pytest.mark.service
 

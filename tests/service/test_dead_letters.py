@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewTopic
 from blackbox.records.request import placed
 from tests.service.conftest import Serve
 from tests.service.test_cli import blackbox
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

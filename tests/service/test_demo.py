@@ -19,7 +19,7 @@ from blackbox.demo import performance
 from blackbox.demo.display import Display
 from blackbox.demo.performance import Demo
 from blackbox.demo.script import ExpectedOutcome, ScriptedRecord
-from tests.world import AT_LENGTH, until
+from tests.support.world import AT_LENGTH, until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
 

@@ -18,7 +18,7 @@ from blackbox.journal.shard_writer import ShardWriter
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Shard
-from tests.world import (
+from tests.support.world import (
     AT_LENGTH,
     PARTITIONS,
     ServiceProcess,

@@ -16,7 +16,7 @@ from blackbox.embedded.tcp_ports import free_port
 from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
 from tests.service.test_cli import blackbox
-from tests.world import PARTITIONS, ServiceProcess, World, both_engines_at_length, until
+from tests.support.world import PARTITIONS, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Shard
-from tests.world import World, both_engines_at_length, until
+from tests.support.world import World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 

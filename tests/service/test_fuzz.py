@@ -19,8 +19,8 @@ from blackbox.journal.message_conversion import read_records
 from blackbox.records.cancel import as_request, cancel_of, cancels, replaces
 from blackbox.records.carried import carried, carry_of, original_record
 from blackbox.records.request import Cancel, Invalid, Reason, Request
-from tests.hostile import FAR_S, HOSTILE
-from tests.world import PARTITIONS, World, each_of, read_all, until
+from tests.support.hostile import FAR_S, HOSTILE
+from tests.support.world import PARTITIONS, World, each_of, read_all, until
 
 RECORDS = int(os.environ.get("BLACKBOX_TEST_FUZZ", "3000"))
 SEED = int(os.environ.get("BLACKBOX_TEST_FUZZ_SEED", "20261121"))

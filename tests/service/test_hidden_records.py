@@ -9,7 +9,7 @@ from blackbox.config.wiring import kafka
 from blackbox.engine.hidden_records import WARN_AFTER_S, HiddenRecords
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

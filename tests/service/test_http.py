@@ -21,7 +21,7 @@ from blackbox.config.settings_error import SettingsError
 from blackbox.embedded.tcp_ports import free_port
 from blackbox.engine.metrics import Metrics
 from blackbox.records.request import Shard
-from tests.world import World, until
+from tests.support.world import World, until
 
 HOST = "127.0.0.1"
 

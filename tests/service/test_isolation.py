@@ -31,10 +31,10 @@ from blackbox.embedded import EmbeddedError, EmbeddedRedis
 from blackbox.journal.own_topics import UNLIMITED_RETENTION
 from blackbox.journal.topics import receipts_topic
 from tests.conftest import missing
-from tests.raw_record import DISTANT, SILENT, write_raw
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
-from tests.unreadable_batch import write_unreadable_batch
-from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
+from tests.support.raw_record import DISTANT, SILENT, write_raw
+from tests.support.unreadable_batch import write_unreadable_batch
+from tests.support.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 

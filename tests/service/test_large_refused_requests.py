@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 import redis
 
-from tests.world import AT_LENGTH, World, both_engines_at_length, until
+from tests.support.world import AT_LENGTH, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(7200)]
 

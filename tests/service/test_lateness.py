@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.world import ServiceProcess, World, both_engines, both_engines_at_length, until
+from tests.support.world import ServiceProcess, World, both_engines, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 

@@ -27,8 +27,8 @@ from blackbox.records.request import Shard, locate, request_id
 from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked
 from tests.service.test_low_water import keep, starts
-from tests.world import World, until
-from tests.year import HORIZON_S, HOUR_MS, Year
+from tests.support.world import World, until
+from tests.support.year import HORIZON_S, HOUR_MS, Year
 
 pytestmark = pytest.mark.service
 

@@ -16,7 +16,7 @@ from blackbox.journal.readable_bounds import ReadableBounds
 from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.target_topics import TargetTopics
 from blackbox.records.request import Shard
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

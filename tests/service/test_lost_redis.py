@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from blackbox.embedded import EmbeddedRedis
-from tests.world import World, both_engines_at_length, both_engines_in_proof
+from tests.support.world import World, both_engines_at_length, both_engines_in_proof
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -30,7 +30,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records.cancel import HEADER as CANCELS
 from blackbox.records.cancel import REPLACES
 from blackbox.records.request import Shard, request_id
-from tests.world import AT_LENGTH, World, both_engines_at_length, until
+from tests.support.world import AT_LENGTH, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(1500)]
 

@@ -17,7 +17,7 @@ from blackbox.embedded import EmbeddedStack
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.transactions import Transactions
 from tests.servers.moving_leader import MovingLeader, moving_leader
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

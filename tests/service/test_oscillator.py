@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from blackbox.config.wiring import kafka
 from blackbox.journal.oscillator_topic import OscillatorTopic
 from blackbox.records.errors import Fenced, JournalLost
-from tests.world import ServiceProcess, World, both_engines_at_length, read_all, until
+from tests.support.world import ServiceProcess, World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 

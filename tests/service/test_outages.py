@@ -13,7 +13,7 @@ import pytest
 
 from blackbox.embedded import EmbeddedStack
 from tests.service.test_oscillator import topic, wait_written
-from tests.world import ServiceProcess, World, both_engines_at_length, until
+from tests.support.world import ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 

@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, 
 
 import blackbox
 from blackbox.embedded import EmbeddedStack
-from tests.browser import DEADLINE_MS, NoChromium, chromium
 from tests.conftest import missing_tool
-from tests.world import ServiceProcess, World, read_all, until
+from tests.support.browser import DEADLINE_MS, NoChromium, chromium
+from tests.support.world import ServiceProcess, World, read_all, until
 
 pytestmark = pytest.mark.service
 

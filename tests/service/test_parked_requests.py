@@ -13,7 +13,7 @@ from confluent_kafka import Message
 from confluent_kafka.admin import NewTopic
 
 from blackbox.admin.admin import Admin
-from tests.world import (
+from tests.support.world import (
     APPENDED,
     AT_LENGTH,
     ServiceProcess,

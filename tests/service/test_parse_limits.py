@@ -19,7 +19,7 @@ from blackbox.api.http_parser import (
     MOST_HEADER_LINES,
 )
 from blackbox.api.serve import HttpServer
-from tests.world import until
+from tests.support.world import until
 
 HOST = "127.0.0.1"
 

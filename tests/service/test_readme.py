@@ -15,7 +15,7 @@ import pytest
 from blackbox.formats import FORMATS
 from tests.conftest import missing_tool
 from tests.packaging.client_alone import install, python
-from tests.world import ServiceProcess, World, until
+from tests.support.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
 

@@ -37,7 +37,14 @@ from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, decode
 from blackbox.records.request import Shard, request_id
 from tests.service.test_low_water import ends, keep, starts
-from tests.world import AT_LENGTH, ServiceProcess, World, both_engines_at_length, read_all, until
+from tests.support.world import (
+    AT_LENGTH,
+    ServiceProcess,
+    World,
+    both_engines_at_length,
+    read_all,
+    until,
+)
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Message
 
 from tests.service.conftest import Serve
-from tests.world import World, both_engines_at_length, until
-from tests.year import DAY_MS, HOUR_MS, Year
+from tests.support.world import World, both_engines_at_length, until
+from tests.support.year import DAY_MS, HOUR_MS, Year
 
 pytestmark = pytest.mark.service
 

@@ -22,7 +22,7 @@ from tests.service.conftest import Serve
 from tests.service.test_api import ask, asked, state
 from tests.service.test_cli import blackbox
 from tests.service.test_undeliverable import reasons
-from tests.world import World, both_engines_at_length, read_all, until
+from tests.support.world import World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Message, Producer
 
 from blackbox import Exhausted, Retry
 from blackbox.records.request import Headers
-from tests.world import World, until
+from tests.support.world import World, until
 
 pytestmark = pytest.mark.service
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.service.test_undeliverable import reasons
-from tests.world import World, both_engines_at_length, read_all, until
+from tests.support.world import World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 

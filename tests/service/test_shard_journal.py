@@ -28,8 +28,8 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt
 from blackbox.records.request import Shard
-from tests.journal import transactional
-from tests.world import AT_LENGTH, World, read_all, until
+from tests.support.journal import transactional
+from tests.support.world import AT_LENGTH, World, read_all, until
 
 pytestmark = pytest.mark.service
 

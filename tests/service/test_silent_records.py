@@ -13,9 +13,9 @@ from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.request import Shard
-from tests.journal import WAYS, read_from, transactional
-from tests.raw_record import SILENT, RawRecord, write_raw
-from tests.world import World, both_engines_in_proof, until
+from tests.support.journal import WAYS, read_from, transactional
+from tests.support.raw_record import SILENT, RawRecord, write_raw
+from tests.support.world import World, both_engines_in_proof, until
 
 pytestmark = pytest.mark.service
 

@@ -15,7 +15,14 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from blackbox.config.wiring import kafka
 from blackbox.journal.unowned_partitions import UnownedPartitions
-from tests.world import PARTITIONS, SESSION_S, ServiceProcess, World, both_engines_at_length, until
+from tests.support.world import (
+    PARTITIONS,
+    SESSION_S,
+    ServiceProcess,
+    World,
+    both_engines_at_length,
+    until,
+)
 
 pytestmark = [pytest.mark.service, pytest.mark.fault]
 

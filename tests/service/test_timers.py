@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
 from tests.service.test_undeliverable import reasons
-from tests.world import World, both_engines_at_length, read_all, until
+from tests.support.world import World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.topic_limits import batch_bytes
 from tests.service.test_undeliverable import reasons
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

@@ -15,7 +15,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Receipt, decode, encode
 from blackbox.records.request import Shard, request_id
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
-from tests.world import World, read_all, until
+from tests.support.world import World, read_all, until
 
 pytestmark = pytest.mark.service
 

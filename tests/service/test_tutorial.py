@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.world import until
+from tests.support.world import until
 
 pytestmark = [pytest.mark.service, pytest.mark.proof]
 

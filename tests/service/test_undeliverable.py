@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.world import World, both_engines_at_length, read_all, until
+from tests.support.world import World, both_engines_at_length, read_all, until
 
 pytestmark = pytest.mark.service
 

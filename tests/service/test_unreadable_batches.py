@@ -14,9 +14,9 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Reason, Record, Shard
-from tests.journal import WAYS, read_from
-from tests.unreadable_batch import write_unreadable_batch
-from tests.world import World, both_engines_in_proof, until
+from tests.support.journal import WAYS, read_from
+from tests.support.unreadable_batch import write_unreadable_batch
+from tests.support.world import World, both_engines_in_proof, until
 
 pytestmark = pytest.mark.service
 

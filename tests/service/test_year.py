@@ -19,8 +19,8 @@ from blackbox.embedded import EmbeddedError, EmbeddedKafka, EmbeddedRedis
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.carried import HEADER
 from tests.conftest import missing
-from tests.world import World, each_of
-from tests.year import DAY_MS, HOUR_MS, PAST, Held, PastYear, past_broker
+from tests.support.world import World, each_of
+from tests.support.year import DAY_MS, HOUR_MS, PAST, Held, PastYear, past_broker
 
 REQUESTS = int(os.environ.get("BLACKBOX_TEST_YEAR_REQUESTS", "300"))
 STEP_MS = int(float(os.environ.get("BLACKBOX_TEST_YEAR_STEP_H", "336")) * HOUR_MS)

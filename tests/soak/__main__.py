@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blackbox.embedded import EmbeddedStack
 from tests.soak.run import run
-from tests.world import World
+from tests.support.world import World
 
 WHOLE_HEAP = "-Xms512m -XX:+AlwaysPreTouch"
 """Otherwise Kafka's memory grows for hours, until its first full collection."""

@@ -12,7 +12,7 @@ from threading import Event
 
 import redis
 
-from tests.world import ServiceProcess, World
+from tests.support.world import ServiceProcess, World
 
 FROZEN_S = 3.0
 PAST_SESSION_S = 15.0

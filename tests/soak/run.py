@@ -22,7 +22,7 @@ from tests.soak.faults import Stage, story
 from tests.soak.monitor import Monitor
 from tests.soak.report import Fault, Soak
 from tests.soak.traffic import Traffic
-from tests.world import ServiceProcess, World, until
+from tests.support.world import ServiceProcess, World, until
 
 KEPT = {"retention.ms": "180000", "segment.bytes": str(128 << 20)}
 """Kafka's memory grows with its data: the index files of each segment are mapped."""

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from tests.soak.monitor import Monitor
-from tests.world import until
+from tests.support.world import until
 
 OFTEN_S = 0.01
 

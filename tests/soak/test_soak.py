@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.soak.run import run
-from tests.world import World
+from tests.support.world import World
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.request import Cancel, Headers, Invalid, Request
 from tests.contract.held import GRACE_S, NOW_MS, SHARD
 from tests.docs.redis import undocumented
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter, fake_connections, record
 from tests.unit.opening import Make, Written
 
 

@@ -8,7 +8,7 @@ from blackbox.core.recovery import Recovered, Recovery
 from blackbox.records.receipt import Receipt, decode
 from blackbox.records.request import Request
 from tests.contract.held import NOW_MS
-from tests.fakes import FakeJournal
+from tests.support.fakes import FakeJournal
 
 Make = Callable[..., Recovery]
 Written = Callable[..., None]

@@ -29,7 +29,7 @@ from blackbox.records.request import Headers, Record, Second, Shard, request_id
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.test_rules import asked
 
 NOBODY = "[others]\nadmitted = false"

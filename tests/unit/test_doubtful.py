@@ -22,7 +22,7 @@ from blackbox.records.errors import RecoveryRequired
 from blackbox.records.receipt import Claim, Receipt, one_incarnation
 from blackbox.records.request import Cancel, Invalid, Reason, request_id
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.opening import Written, delivered, request
 
 AWAY = (Reason.UNREACHABLE, "orders/0 has no leader")

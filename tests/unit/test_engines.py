@@ -24,7 +24,7 @@ from blackbox.engine.spark import driver
 from blackbox.engine.spark.driver import SparkEngine
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
-from tests.world import until
+from tests.support.world import until
 
 SHARD = Shard("TB", 0)
 

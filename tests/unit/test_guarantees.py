@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guarantees import PAGE, named_tests
+from tests.support.guarantees import PAGE, named_tests
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
@@ -121,12 +121,12 @@ def run_whole(
     page = pytester.mkdir("docs") / "guarantees.md"
     page.write_text("| **Never lost.** | `tests/test_it.py::test_promise` |")
     for module in ("guarantees", "proof"):
-        monkeypatch.setattr(f"tests.{module}.PAGE", page)
+        monkeypatch.setattr(f"tests.support.{module}.PAGE", page)
     pytester.makeini("[pytest]\ntestpaths = tests\nmarkers = proof")
     tests = pytester.mkdir("tests")
     (tests / "test_it.py").write_text(f"{guaranteed}\ndef test_other(): pass\n")
     pytester.makeconftest(
-        "from tests.guarantees import GuaranteedTests\nfrom tests.proof import ProofPage\n"
+        "from tests.support.guarantees import GuaranteedTests\nfrom tests.support.proof import ProofPage\n"
         f"def pytest_configure(config): config.pluginmanager.register({plugin})\n"
     )
     return pytester.runpytest_inprocess()

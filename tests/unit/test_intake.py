@@ -24,7 +24,7 @@ from blackbox.records.request import (
     request_id,
 )
 from tests.contract.held import held
-from tests.fakes import FakeFormat, record
+from tests.support.fakes import FakeFormat, record
 
 NOW_MS = 50_000
 NOTHING = Taken(accepted=0, invalid=0, cancelled=0, replaced=0, first_due_ms=None)

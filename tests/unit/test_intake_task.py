@@ -25,7 +25,7 @@ from blackbox.records import entry as entries
 from blackbox.records.cancel import REPLACES
 from blackbox.records.request import request_id
 from tests.contract.held import NOW_MS, SHARD, held
-from tests.fakes import FakeJournal
+from tests.support.fakes import FakeJournal
 from tests.unit.opening import delivered
 
 

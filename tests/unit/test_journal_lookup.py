@@ -19,7 +19,7 @@ from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.receipt import DOUBTFUL, Receipt
 from blackbox.records.recurrence import next_request_headers
 from blackbox.records.request import Headers, Record, Shard, request_id
-from tests.fakes import FakeJournal
+from tests.support.fakes import FakeJournal
 
 SHARD = Shard("TB", 3)
 BEGAN_MS = 1_767_225_600_000

@@ -10,7 +10,7 @@ from blackbox.records.entry import Entry
 from blackbox.records.refusal_causes import BROKEN_RULES
 from blackbox.records.request import Cancel, Headers, Invalid, Reason, Request, request_id
 from tests.contract.held import SHARD
-from tests.fakes import FakeFormat, record
+from tests.support.fakes import FakeFormat, record
 
 NOW_MS = 50_000
 

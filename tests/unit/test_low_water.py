@@ -25,8 +25,8 @@ from blackbox.records.errors import Fenced, RecoveryRequired
 from blackbox.records.receipt import Claim, Mark
 from blackbox.records.request import Shard, request_id
 from tests.contract.held import NOW_MS, SHARD, entry, store
-from tests.fakes import FakeWriter
-from tests.world import until
+from tests.support.fakes import FakeWriter
+from tests.support.world import until
 
 ANSWER_S = 10.0
 

@@ -22,7 +22,7 @@ from blackbox.records import entry as entries
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.request import Headers, Record, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held
-from tests.fakes import FakeJournal
+from tests.support.fakes import FakeJournal
 
 DAY_S, DAY_MS = 86_400, 86_400_000
 LETTER = "payload-lost"

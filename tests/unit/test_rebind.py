@@ -35,7 +35,7 @@ from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Claim, Mark, Receipt
 from blackbox.records.request import Cancel, Reason, Record, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
 from tests.unit.test_rebuild import reasons
 

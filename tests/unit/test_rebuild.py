@@ -27,7 +27,7 @@ from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, R
 from blackbox.records.receipt import Checked, Claim, Mark, Receipt
 from blackbox.records.request import Cancel, Headers, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
 OURS = Binding("cluster", "topic", "receipts", "blackbox")

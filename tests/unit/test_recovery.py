@@ -24,7 +24,7 @@ from blackbox.records.errors import (
 from blackbox.records.receipt import Claim, Receipt, encode
 from blackbox.records.request import Cancel
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
 
 

@@ -13,7 +13,7 @@ from blackbox.config.settings import load
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
 from blackbox.records.outgoing import dead_letters as forms_of
 from blackbox.records.request import Headers, Record, Shard, request_id
-from tests.fakes import record
+from tests.support.fakes import record
 
 SHARD = Shard("TB", 0)
 PLACE = "letters/0@0"

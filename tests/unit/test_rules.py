@@ -16,7 +16,7 @@ from blackbox.rules import file
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, CallerRule, QuotaRequest, RulesError, parse
-from tests.world import until
+from tests.support.world import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "callers.md").read_text()
 EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]

@@ -14,7 +14,7 @@ from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.request_reader import RequestReader
 from blackbox.journal.separate_reader import MOST_WITHOUT_CONTENT, SeparateReader
 from blackbox.records.request import Shard
-from tests.world import until
+from tests.support.world import until
 
 SHARD = Shard("TB", 3)
 START, END = 10, 1_000_000

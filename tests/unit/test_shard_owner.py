@@ -19,7 +19,7 @@ from blackbox.engine.shard_session import ShardSession
 from blackbox.records.clock import Clock, ShardClock
 from blackbox.records.errors import PositionsMoved, Refused
 from blackbox.records.request import Reason, Shard
-from tests.world import until
+from tests.support.world import until
 
 ANSWER_S = 10.0
 QUIET_S = 0.3

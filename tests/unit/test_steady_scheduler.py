@@ -13,7 +13,7 @@ import pytest
 
 from blackbox.engine import steady_scheduler
 from blackbox.engine.steady_scheduler import SteadyScheduler
-from tests.world import until
+from tests.support.world import until
 
 STEP_S = 60.0
 

@@ -16,7 +16,7 @@ from blackbox.journal import target_topics as targets_module
 from blackbox.journal.kafka_access import KafkaAccess, outcome
 from blackbox.journal.target_topics import AnswerCache, TargetTopics
 from blackbox.records.errors import JournalLost
-from tests.world import until
+from tests.support.world import until
 
 AT_ONCE_S = -1.0
 """An answer is valid for at most this long."""

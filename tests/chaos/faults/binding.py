@@ -7,7 +7,7 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.faults.low_water import LONG_S, OWN
 from tests.chaos.faults.redis import client
 from tests.chaos.scene import Scene
-from tests.world import ServiceProcess
+from tests.support.world import ServiceProcess
 
 REBIND_S = 2.5
 """The approximate duration of a rebind."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tests.chaos.brokers import Broker, Cluster
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
-from tests.world import until
+from tests.support.world import until
 
 
 def one_killed(scene: Scene) -> None:

@@ -12,7 +12,7 @@ import redis
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.servers import FrailRedis, WrongClock
-from tests.world import until
+from tests.support.world import until
 
 HOUR_S = 3600
 

@@ -10,7 +10,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.servers import frozen
 from tests.servers.redis_cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
-from tests.world import until
+from tests.support.world import until
 
 
 def primary_killed(scene: Scene) -> None:

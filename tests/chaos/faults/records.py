@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
-from tests.raw_record import DISTANT, SILENT, write_raw
-from tests.unreadable_batch import write_unreadable_batch
+from tests.support.raw_record import DISTANT, SILENT, write_raw
+from tests.support.unreadable_batch import write_unreadable_batch
 
 
 def unreadable_batches(scene: Scene) -> None:

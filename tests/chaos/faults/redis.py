@@ -15,7 +15,7 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
 from tests.chaos.servers import FrailRedis, frozen
 from tests.service.test_lost_redis import cut_aof
-from tests.world import until
+from tests.support.world import until
 
 ENDLESS = "while true do end"
 CANCELLED_S = 5.0

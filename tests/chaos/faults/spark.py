@@ -6,7 +6,7 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.faults.low_water import ours
 from tests.chaos.faults.redis import COPY, PUT_BACK, client
 from tests.chaos.scene import Scene
-from tests.world import until
+from tests.support.world import until
 
 
 def driver_killed(scene: Scene) -> None:

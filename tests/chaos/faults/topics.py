@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from blackbox.admin.admin import Admin
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Scene
-from tests.world import until
+from tests.support.world import until
 
 
 def target_deleted(scene: Scene) -> None:

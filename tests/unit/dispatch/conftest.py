@@ -21,7 +21,7 @@ from blackbox.records.request import Cancel, Record
 from blackbox.rules.file import RulesFile
 from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import NOW_MS, SHARD, store
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter, record
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter, record
 from tests.unit.dispatch.entries import LETTERS, NO_JSON, Make, Paced
 
 

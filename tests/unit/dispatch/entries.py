@@ -15,7 +15,7 @@ from blackbox.records.outgoing import Outgoing
 from blackbox.records.request import Invalid, Reason
 from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import NOW_MS, held
-from tests.fakes import FakeWriter, record
+from tests.support.fakes import FakeWriter, record
 
 LETTERS = "dead-letters"
 UNKNOWN = (Reason.UNKNOWN_TOPIC, "the topic 'orders' does not exist; create it")

@@ -34,7 +34,7 @@ from blackbox.records.receipt import (
 )
 from blackbox.records.request import Cancel, Invalid, Reason, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held, store
-from tests.fakes import FakeTargets, FakeWriter, record
+from tests.support.fakes import FakeTargets, FakeWriter, record
 from tests.unit.dispatch.entries import LETTERS, TOO_LARGE, Make, Pend, invalid, to
 
 

@@ -22,7 +22,7 @@ from blackbox.records.refusal_causes import BROKEN_RULES
 from blackbox.records.request import Invalid, Reason, Record, Request
 from blackbox.records.topic_limits import Limits
 from tests.contract.held import NOW_MS, PREFIX, held, store
-from tests.fakes import FakeFormat, FakeJournal, FakeTargets, FakeWriter, record
+from tests.support.fakes import FakeFormat, FakeJournal, FakeTargets, FakeWriter, record
 from tests.unit.dispatch.entries import (
     LARGE,
     LETTERS,

@@ -28,7 +28,7 @@ from blackbox.records.outgoing import MESSAGE_ONLY
 from blackbox.records.request import Invalid, Reason, Record, Request
 from blackbox.records.topic_limits import NO_LIMITS, Limits
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held, store
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import (
     LARGE,
     LETTERS,

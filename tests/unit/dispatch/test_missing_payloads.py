@@ -9,7 +9,7 @@ import pytest
 
 from blackbox.core.dispatch import Dispatch
 from tests.contract.held import NOW_MS, PREFIX, held
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.dispatch.entries import Pend, letter, to, told
 
 

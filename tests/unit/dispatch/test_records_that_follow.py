@@ -19,7 +19,7 @@ from blackbox.records.recurrence import ENDS_TOO_LARGE
 from blackbox.records.request import Invalid, Reason, Record
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, Limits, batch_bytes
 from tests.contract.held import NOW_MS, SHARD, held
-from tests.fakes import FakeTargets, FakeWriter
+from tests.support.fakes import FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import LETTERS, TOO_LARGE, UNKNOWN, Make, Pend, letter, to
 from tests.unit.dispatch.recurring import COUNTDOWN, RECURS, SCHEDULES, Log
 

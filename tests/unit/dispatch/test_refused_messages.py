@@ -21,7 +21,7 @@ from blackbox.records.outgoing import Outgoing, Refusal, deliveries
 from blackbox.records.request import Reason
 from blackbox.records.topic_limits import MOST_PARTS, NO_LIMITS, PARTS_S, Limits, batch_bytes
 from tests.contract.held import NOW_MS, SHARD, held
-from tests.fakes import FakeTargets, FakeWriter
+from tests.support.fakes import FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import (
     LETTERS,
     TOO_LARGE,

@@ -10,7 +10,7 @@ from blackbox.records.receipt import (
     Claim,
 )
 from tests.contract.held import NOW_MS, held
-from tests.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.dispatch.entries import Pend, stored_entry, to
 
 

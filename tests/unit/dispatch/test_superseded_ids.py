@@ -16,7 +16,7 @@ from blackbox.records.errors import (
 )
 from blackbox.records.request import Reason, Record
 from tests.contract.held import NOW_MS, PREFIX, SHARD, held
-from tests.fakes import FakeTargets, FakeWriter
+from tests.support.fakes import FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import Make, Pend, to
 from tests.unit.dispatch.recurring import CANCEL_A, COUNTDOWN, RECURS, Log, cancel_of
 

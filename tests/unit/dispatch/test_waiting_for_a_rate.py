@@ -22,7 +22,7 @@ from blackbox.records.errors import (
 from blackbox.records.request import Cancel, Reason, Shard
 from blackbox.rules.target_rates import TargetRates
 from tests.contract.held import NOW_MS, held
-from tests.fakes import FakeTargets, FakeWriter
+from tests.support.fakes import FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import (
     LETTERS,
     Make,

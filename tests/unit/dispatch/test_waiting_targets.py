@@ -23,7 +23,7 @@ from blackbox.records.errors import (
 )
 from blackbox.records.request import Reason
 from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, held
-from tests.fakes import FakeJournal, FakeTargets, FakeWriter
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.dispatch.entries import (
     LETTERS,
     UNKNOWN,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 NO_TOOL = "no such tool here: "
 """How the reason of a skip starts if a tool is missing that the README does not require."""

@@ -41,7 +41,7 @@ from blackbox.journal.topics import receipts_topic
 from blackbox.journal.trim import Trimmer
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Headers, Shard
-from tests.world import World, each_of, read_all, until
+from tests.support.world import World, each_of, read_all, until
 
 HORIZON_S = 3600
 HOUR_MS = 3_600_000
@@ -167,7 +167,7 @@ class Year:
 
     def promote_killed(self, now_ms: int, after_s: float) -> None:
         """A promotion that may be killed halfway."""
-        command = [sys.executable, "-m", "tests.promoting", str(now_ms)]
+        command = [sys.executable, "-m", "tests.support.promoting", str(now_ms)]
         with (self.world.folder / "promoting.log").open("ab") as log:
             running = subprocess.Popen(
                 command, env=os.environ | self.environment, stdout=log, stderr=log

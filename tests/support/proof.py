@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.guarantees import PAGE, named_tests
+from tests.support.guarantees import PAGE, named_tests
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class ProofPage:

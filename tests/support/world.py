@@ -37,7 +37,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.config.settings import Settings, load
 from blackbox.embedded import EmbeddedKafka, EmbeddedRedis
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 T = TypeVar("T")
 

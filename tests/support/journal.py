@@ -11,7 +11,7 @@ from blackbox.journal.message_conversion import read_records
 from blackbox.journal.ranges import Range, read_ranges
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.request import Record, Shard
-from tests.world import World
+from tests.support.world import World
 
 WAYS = ("a shard's journal", "ranges of many")
 
