@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,9 +127,9 @@ def test_dead_letters_of_unknown_outcome_are_made_of_a_few_megabytes_at_once(
     monkeypatch.setattr(guarded_index, "MAX_BATCH_BYTES", 25_000)
     read_payloads, sizes = index._mget, list[int]()
 
-    def measured(names: Any) -> Any:
+    def measured(names: Sequence[bytes]) -> list[bytes | None]:
         found = read_payloads(names)
-        sizes.append(sum(map(len, found)))
+        sizes.append(sum(len(payload or b"") for payload in found))
         return found
 
     monkeypatch.setattr(index, "_mget", measured)

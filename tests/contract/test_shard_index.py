@@ -455,7 +455,7 @@ def test_a_dead_letter_does_not_become_a_request_again_after_an_outage_longer_th
 
     def years_left() -> float:
         left_s: Any = client.ttl(f"{PREFIX}msg:{member(letters[0]).decode()}")
-        return left_s / 365 / 86_400
+        return float(left_s) / 365 / 86_400
 
     assert years_left() > 9
     index.postpone({letters[0]: (NOW_MS + 60_000, None)}, NOW_MS)

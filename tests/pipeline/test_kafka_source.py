@@ -39,8 +39,7 @@ from blackbox.engine.spark.kafka_source import (
     reachable,
 )
 from blackbox.engine.spark.read_plan import ReadPlan, ShardStart, read_plan_from
-from blackbox.journal import ends as journal_ends
-from blackbox.journal import ranges
+from blackbox.journal import ranges, readable_bounds
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.ranges import CHUNK_BYTES, CHUNK_RECORDS, Chunk, Range, read_ranges
 from blackbox.journal.readable_bounds import ReadableBounds
@@ -595,7 +594,7 @@ def test_a_client_that_waits_for_nothing_is_closed(
         assert not ends.wait_for_records({}, 0.01)
         assert ends._watcher is None
 
-        monkeypatch.setattr(journal_ends, "UNUSED_S", 0.2)
+        monkeypatch.setattr(readable_bounds, "UNUSED_S", 0.2)
         assert not ends.wait_for_records({(topic.name, 0): 0}, 0.01)
         until("the unused client is closed", lambda: ends._watcher is None)
         assert not ends.wait_for_records({(topic.name, 0): 0}, 0.01)

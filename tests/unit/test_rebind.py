@@ -483,7 +483,7 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
-    take_off = rebinding.take_off
+    take_off = leftovers.take_off
 
     def kept_and_taken_off(index: ShardIndex, first: int) -> None:
         within.append(keep(client))

@@ -265,7 +265,7 @@ class SparkEngine:
             # Not defaultParallelism: an operator may set that, and a task may need several cores.
             profile = context.resourceProfileManager().defaultResourceProfile()
             # None until the first executor has registered: one for each half then waits for it.
-            return max(2, context.maxNumConcurrentTasks(profile))
+            return max(2, int(context.maxNumConcurrentTasks(profile)))
         except (Py4JError, OSError, AttributeError) as error:
             raise EngineFailed(f"Spark's JVM is gone: {error}") from error
 

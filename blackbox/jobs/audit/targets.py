@@ -25,7 +25,8 @@ def _described(names: Sequence[str], access: KafkaAccess) -> dict[str, tuple[int
     # One request for all of them: callers may invent any number of names.
     described = Topics(access.admin()).describe(names) if names else {}
     found: dict[str, tuple[int, bool]] = {}
-    for name, (count, settings) in described.items():
+    for name, topic in described.items():
+        count, settings = topic.partitions, topic.settings
         if count is None:
             raise NotAllowed(f"cannot see the topic {name}: {settings}; grant Read on topic {name}")
         is_compacted = isinstance(settings, TopicSettings) and "compact" in settings.cleanup_policy
