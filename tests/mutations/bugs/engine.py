@@ -19,6 +19,21 @@ BUGS = (
         ("Redis emptied after a trim",),
     ),
     Bug(
+        "removed-requests-are-not-announced",
+        "Spark: after Kafka removed requests that intake had not read, the later ones wait for the next window.",
+        (
+            Change(
+                "engine/spark/intake_task.py",
+                "        if isinstance(reason, RecordsRemoved):\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_intake_task.py::test_a_task_announces_that_kafka_has_removed_requests",
+        ),
+    ),
+    Bug(
         "left-behind-for-good",
         "Spark: a shard that was left behind is never read again.",
         (
