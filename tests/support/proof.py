@@ -46,7 +46,7 @@ class ProofPage:
             numbers=numbers,
             machine=f"{os.cpu_count()} cores, Python {platform.python_version()}",
             guarantees="\n".join(self._guarantees()),
-            rooms="\n".join(self._files()),
+            files="\n".join(self._files()),
         )
 
     def _is(self, name: str, outcome: str) -> bool:
@@ -103,7 +103,7 @@ The tests that [the guarantees](guarantees.md) name, with all their cases.
 
 | file | tests | result | s |
 | --- | ---: | --- | ---: |
-{rooms}
+{files}
 """
 
 
