@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -60,30 +60,30 @@ class DeadLetters:
         again, and a past instant is due at once. A letter is left if a request under its caller id is
         pending, or if those before it have `MOST_REPLAYED_BYTES`.
         """
-        dead_letter_topic = self._dead_letter_topic()
-        chosen, left = self._choose(dead_letter_topic, places, replay=replay)
-        whole = dead_letter_topic.whole(chosen) if replay else {}
+        topic = self._dead_letter_topic()
+        open_ones, left = self._open(topic, places, replay=replay)
+        whole: dict[str, DeadLetter] = {}
         wanted: dict[str, ReplayRecord | None] = {}
-        for place in chosen:
-            try:
-                wanted[place] = self._replay_record(whole.get(place)) if replay else None
-            except ValueError as why:
-                left[place] = str(why)
-        # It reads again behind its fence: another process may have closed some of them since.
+        if replay:
+            for letter, record in self._replays(topic, open_ones, left):
+                whole[letter.place], wanted[letter.place] = letter, record
+        else:
+            wanted = dict.fromkeys(open_ones)
 
+        # It reads again behind its fence: another process may have closed some of them since.
         def choose(places: Sequence[str]) -> Sequence[str]:
             replays = {place: one for place in places if (one := wanted[place]) is not None}
             left.update(conflicts(self.lookup, replays, lambda place: self._is_there(whole[place])))
             return [place for place in places if place not in left]
 
-        done = dead_letter_topic.close_letters(wanted, choose) if wanted else []
+        done = topic.close_letters(wanted, choose) if wanted else []
         late = "just replayed or discarded by another caller"
         return ClosedLetters(done, {place: late for place in wanted if place not in done} | left)
 
-    def _choose(
+    def _open(
         self, topic: DeadLetterTopic, places: Sequence[str], *, replay: bool
-    ) -> tuple[list[str], dict[str, str]]:
-        """The places of open letters that are closed now, and why others are left, by place."""
+    ) -> tuple[dict[str, DeadLetter], dict[str, str]]:
+        """The open letters at these places, without their content, and why others are left; by place."""
         named = frozenset(places)
         found = topic.newest(
             lambda letter: letter if letter.place in named else None,
@@ -91,20 +91,36 @@ class DeadLetters:
             keep=DeadLetter.without_content,
         )
         known = {letter.place: letter for letter in found}
-        chosen: list[str] = []
+        open_ones: dict[str, DeadLetter] = {}
         left: dict[str, str] = {}
-        size = 0
         for place in dict.fromkeys(places):
             try:
-                letter = self._closable(known.get(place), replay=replay)
-                if size >= MOST_REPLAYED_BYTES:
-                    raise ValueError(NOT_DONE)
+                open_ones[place] = self._closable(known.get(place), replay=replay)
             except ValueError as why:
                 left[place] = str(why)
-                continue
-            chosen.append(place)
-            size += _replayed_bytes(letter) if replay else 0
-        return chosen, left
+        return open_ones, left
+
+    def _replays(
+        self, topic: DeadLetterTopic, letters: Mapping[str, DeadLetter], left: dict[str, str]
+    ) -> Iterator[tuple[DeadLetter, ReplayRecord]]:
+        """The letters that are replayed now, and what is written; adds to `left` why others are not."""
+        # Those that cannot be replayed take no room: the same ones may be named first each time.
+        size, coming = 0, list(letters)
+        while coming and size < MOST_REPLAYED_BYTES:
+            together = [letters[place] for place in coming[: _fitting(letters[p] for p in coming)]]
+            whole = topic.whole([letter.place for letter in together])
+            for letter in together:
+                if size >= MOST_REPLAYED_BYTES:
+                    break
+                coming.remove(letter.place)
+                try:
+                    record = self._replay_record(whole.get(letter.place))
+                except ValueError as why:
+                    left[letter.place] = str(why)
+                else:
+                    size += _replayed_bytes(letter)
+                    yield whole[letter.place], record
+        left |= dict.fromkeys(coming, NOT_DONE)
 
     def _closable(self, letter: DeadLetter | None, *, replay: bool) -> DeadLetter:
         """This letter. Raises ValueError if it cannot be closed, whatever its content is."""
@@ -172,6 +188,16 @@ class DeadLetters:
         record = Record(0, letter.at_ms, letter.key, letter.value, letter.headers)
         parsed = self.lookup.formats[topic].parse(record, letter.at_ms)
         return parsed.target if isinstance(parsed, Request) else None
+
+
+def _fitting(letters: Iterable[DeadLetter]) -> int:
+    """How many of these letters are read at once: at least one, and no more after `MOST_REPLAYED_BYTES`."""
+    size = count = 0
+    for letter in letters:
+        if size >= MOST_REPLAYED_BYTES:
+            break
+        size, count = size + _replayed_bytes(letter), count + 1
+    return count
 
 
 def _replayed_bytes(letter: DeadLetter) -> int:

@@ -125,7 +125,7 @@ class CancelState(BaseModel):
     request: RequestState
     others: list[RequestState] | None = Field(
         None,
-        description="requests with the same caller id in other partitions, including cancelled ones",
+        description="requests with the same caller id in other partitions, for which this call tried a cancel as well",
     )
 
     @classmethod

@@ -142,8 +142,8 @@ def _write_findings(settings: Settings, described: Mapping[str, Described]) -> I
     if settings.dead_letter_topic in forbidden:
         yield finding("unwritable_letters", topic=settings.dead_letter_topic)
     for topic in settings.topics:
-        # Without a horizon, no request is cold, and promotion writes none again.
-        if topic in forbidden and settings.horizon_ms_of(topic) is not None:
+        # Even without a horizon: promotion then writes all cold requests again that there still are.
+        if topic in forbidden and topic not in settings.schedule_topics:
             yield finding("unwritable_requests", topic=topic)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -33,9 +32,9 @@ CARRIED_AT_ONCE = 5000
 BYTES_AT_ONCE = 8 << 20
 # Offsets between two cold requests from which on a new read is worthwhile.
 FAR_APART = 20_000
-# Request records that the index has not read: eight bytes each, if they have a caller id. Behind
+# Request records that the index has not read: some 100 bytes each, if they have a caller id. Behind
 # more of them, a carried record would not be read soon, for example while Redis is full.
-MOST_UNREAD = 8_000_000
+MOST_UNREAD = 1_000_000
 
 
 class PromotionJournal(Protocol):
@@ -66,7 +65,8 @@ class Promoted:
     """What a run did for a shard: of `cold` requests, `promoted` were written again and `renewed` stay cold.
 
     `lost` are requests that retention removed from Kafka while they were cold: they become dead
-    letters. `refused` are those whose record Kafka does not take again.
+    letters. `refused` are those whose record Kafka does not take again. `passed_over` are those that a
+    record carries which an open transaction hides: it may be one of an earlier run that was aborted.
     """
 
     shard: Shard
@@ -75,6 +75,7 @@ class Promoted:
     renewed: int = 0
     lost: int = 0
     refused: int = 0
+    passed_over: int = 0
 
 
 _Kind = Literal["promoted", "renewed", "lost"]
@@ -105,7 +106,7 @@ class Promotion:
     renew_after_ms: int | None
     confirm: Callable[[], None] = lambda: None
     # Hashes of caller ids, which may be long.
-    _ended: array[int] = field(default_factory=lambda: array("q"))
+    _ended: set[int] = field(default_factory=set)
     # Of the requests in `cold`, whatever records of others name.
     _cancelled: OffsetSet = field(default_factory=OffsetSet)
     _carried: OffsetSet = field(default_factory=OffsetSet)
@@ -113,6 +114,7 @@ class Promotion:
     _markers: int = 0
     _done: Counter[_Kind] = field(default_factory=Counter)
     _refused: int = 0
+    _passed_over: int = 0
 
     def run(self, now_ms: int) -> Promoted:
         """Carry each such request once, however an earlier run ended and whatever other runs there are.
@@ -139,6 +141,7 @@ class Promotion:
             self._done["renewed"],
             lost,
             self._refused,
+            self._passed_over,
         )
 
     def _read_unread(self, stable: int, end: int, now_ms: int) -> None:
@@ -151,13 +154,17 @@ class Promotion:
         # their end. Records that they hide count, committed or not: at worst, a request that an
         # aborted one names is left to a run that no longer finds this record.
         stable = max(self._read_to, min(stable, end))
-        committed = self.journal.requests(self._read_to, stable)
-        hidden = self.journal.uncommitted(stable, end)
-        for batch in chain(committed, hidden):
-            self.confirm()
-            self._note_carried(batch)
-            self._note_ended(batch, now_ms)
+        for batch in self.journal.requests(self._read_to, stable):
+            self._note(batch, now_ms)
+        for batch in self.journal.uncommitted(stable, end):
+            self._passed_over += self._note(batch, now_ms)
         self._read_to = max(stable, end)
+
+    def _note(self, batch: Batch, now_ms: int) -> int:
+        """Note what the batch carries and ends; return how many cold requests it carries."""
+        self.confirm()
+        self._note_ended(batch, now_ms)
+        return self._note_carried(batch)
 
     def _carry_all(self, start: int, now_ms: int) -> None:
         size = 0
@@ -249,19 +256,22 @@ class Promotion:
                 self.shard.source(offset), why, self.shard.topic,
             )  # fmt: skip
 
-    def _note_carried(self, batch: Batch) -> None:
+    def _note_carried(self, batch: Batch) -> int:
+        found = list[int]()
         for record in batch.records:
             if carried(record.headers):
                 with suppress(ValueError):  # a forged one: intake makes it a dead letter
                     previous = carry_of(record).previous
-                    self._carried.add([previous] if previous in self.cold else ())
+                    found += [previous] if previous in self.cold else []
+        self._carried.add(found)
+        return len(found)
 
     def _note_ended(self, batch: Batch, now_ms: int) -> None:
         # a carried record ends nothing under its caller id: it is the request that holds it
         others = [record for record in batch.records if not carried(record.headers)]
         for _, change in parse(self.format, batch._replace(records=others), now_ms, None).changes:
             if change.caller_id is not None:
-                self._ended.append(hash(change.caller_id))
+                self._ended.add(hash(change.caller_id))
             if isinstance(change, Cancel | Replacement) and change.id is not None:
                 offset = offset_in(self.shard, change.id)
                 if offset is not None and offset in self.cold:
@@ -269,12 +279,11 @@ class Promotion:
 
     def _not_ended(self, some: Sequence[_ToCarry]) -> list[_ToCarry]:
         """Those that no record of others ends; two ids with one hash only leave a request to a later run."""
-        ids = {hash(one.caller_id) for one in some if one.caller_id is not None}
-        ended = ids.intersection(self._ended)
         return [
             one
             for one in some
-            if hash(one.caller_id) not in ended and one.record.offset not in self._cancelled
+            if one.record.offset not in self._cancelled
+            and (one.caller_id is None or hash(one.caller_id) not in self._ended)
         ]
 
     def _stop_above(self, unread: int) -> None:

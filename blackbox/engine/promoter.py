@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from threading import Event, Lock
+from threading import Event
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats
@@ -31,8 +31,10 @@ logger = logging.getLogger("blackbox.core.promotion")
 LONGEST_PAUSE_S = 3600.0
 # The wait after a start is short: during an outage, requests may have reached the horizon.
 FIRST_S = 30.0
-# How often shards whose promotion failed are tried again: an outage of a minute costs no hour.
+# When a shard is tried again that failed, and how often new ones are looked for: an outage of a minute costs no hour.
 RETRY_S = 60.0
+# The same after another run fenced this one: it may be doing the work, and would be interrupted.
+FENCED_S = 600.0
 
 
 class Promoter:
@@ -110,7 +112,7 @@ class Promoter:
 
 @dataclass(eq=False, repr=False)
 class PromotionJob:
-    """Promotes the shards that a service owns; a shard that failed is tried again within a minute."""
+    """Promotes the shards that a service owns; a shard that is new or failed is due within a minute."""
 
     settings: Settings
     access: KafkaAccess
@@ -121,67 +123,61 @@ class PromotionJob:
     def __post_init__(self) -> None:
         self._promoter = Promoter(self.settings, self.access)
         self._stopping = Event()
-        # By shard: when its last promotion that succeeded ended, or when the first was tried; monotonic.
+        # By shard, monotonic: when its last promotion that succeeded ended, or when the first was tried.
         self._succeeded_s: dict[Shard, float] = {}
-        self._failed: set[Shard] = set()
-        # Each job is run once at a time, but the two may be due together.
-        self._turn = Lock()
-
-    def add_to(self, scheduler: SteadyScheduler) -> None:
-        """Promote soon, then four times within the horizon or the renewal age, so that one run may fail."""
+        self._next_s: dict[Shard, float] = {}
+        # Four times within the horizon or the renewal age, so that one promotion may fail.
         horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
         within_s = min(horizon_s, self.settings.renew_after_ms / 1000)
-        every_s = min(LONGEST_PAUSE_S, within_s / 4)
-        soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, every_s))
-        scheduler.add_job(self._run, "interval", seconds=every_s, next_run_time=soon, id="promote")
-        retry_s = min(RETRY_S, every_s)
-        scheduler.add_job(self._retry, "interval", seconds=retry_s, id="promote-again")
+        self._every_s = min(LONGEST_PAUSE_S, within_s / 4)
+
+    def add_to(self, scheduler: SteadyScheduler) -> None:
+        """Look soon, and then every minute, for shards to be promoted."""
+        look_s = min(RETRY_S, self._every_s)
+        soon = datetime.now(UTC) + timedelta(seconds=min(FIRST_S, look_s))
+        scheduler.add_job(self._run, "interval", seconds=look_s, next_run_time=soon, id="promote")
 
     def _run(self) -> None:
-        with self._turn:
-            shards = sorted(self.shards())
-            self._succeeded_s = {
-                shard: self._succeeded_s.get(shard, time.monotonic()) for shard in shards
-            }
-            self._failed.clear()
-            self._promote_each(shards)
+        shards = self.shards()
+        # A shard that was closed, or elsewhere, may have missed its turn: it is due when it is back.
+        self._next_s = {shard: at_s for shard, at_s in self._next_s.items() if shard in shards}
+        for shard in sorted(shards):
+            if time.monotonic() >= self._next_s.get(shard, float("-inf")):
+                pause_s = self._try(shard)
+                self._next_s[shard] = time.monotonic() + min(pause_s, self._every_s)
+                self._show_age(shard)
 
-    def _retry(self) -> None:
-        if not self._turn.acquire(blocking=False):
-            return
+    def _try(self, shard: Shard) -> float:
+        """Promote a shard; return how long it may wait for the next time, s."""
+        self._succeeded_s.setdefault(shard, time.monotonic())
         try:
-            self._promote_each(sorted(self._failed.intersection(self.shards())))
-        finally:
-            self._turn.release()
+            # What an aborted run had written is passed over while a transaction hides it.
+            return RETRY_S if self._promote(shard).passed_over else self._every_s
+        except RecoveryRequired as reason:
+            pause_s = FENCED_S if isinstance(reason, Fenced) else RETRY_S
+            if not self._is_given_up(shard):
+                logger.warning("%s; trying again in %.0f s", reason, min(pause_s, self._every_s))
+            return pause_s
+        except Exception:
+            logger.exception("%s: promotion failed unexpectedly", shard)
+            return FENCED_S
 
-    def _promote_each(self, shards: Iterable[Shard]) -> None:
-        for shard in shards:
-            self._show_age(shard)
-            self._failed.discard(shard)
-            try:
-                self._promote(shard)
-            except Fenced as reason:
-                # Another run does this work; a retry within a minute would interrupt it.
-                if not self._stopping.is_set():
-                    logger.warning("%s; retrying at the next promotion", reason)
-            except RecoveryRequired as reason:
-                self._failed.add(shard)
-                if not self._stopping.is_set():
-                    logger.warning("%s; retrying within a minute", reason)
-            except Exception:
-                logger.exception("%s: promotion failed unexpectedly", shard)
+    def _is_given_up(self, shard: Shard) -> bool:
+        return self._stopping.is_set() or shard not in self.shards()
 
     def _show_age(self, shard: Shard) -> None:
         since_s = self._succeeded_s[shard]
         self.metrics.promotion_age(shard, lambda: time.monotonic() - since_s)
+        if self._is_given_up(shard):  # perhaps just before: nobody else would remove it
+            self.metrics.given_up(shard, ("promotion_age_seconds",))
 
     def stop(self) -> None:
         """End the run in flight after its current batch at the latest."""
         self._stopping.set()
 
-    def _promote(self, shard: Shard) -> None:
+    def _promote(self, shard: Shard) -> Promoted:
         def confirm() -> None:
-            if self._stopping.is_set() or shard not in self.shards():
+            if self._is_given_up(shard):
                 raise RecoveryRequired(f"{shard}: released during promotion")
 
         # Shards are promoted one after the other: this one may have been lost while it waited.
@@ -190,9 +186,9 @@ class PromotionJob:
         self._succeeded_s[shard] = time.monotonic()
         if shard in self.shards():
             self.metrics.promoted(shard, done)
-            self._show_age(shard)
         if done.promoted or done.renewed:
             logger.info(
                 "%s: of %d cold requests %d were promoted, %d renewed",
                 shard, done.cold, done.promoted, done.renewed,
             )  # fmt: skip
+        return done

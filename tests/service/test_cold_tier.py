@@ -27,7 +27,6 @@ from blackbox.cli.terminal import instant
 from blackbox.engine import promoter
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.promoter import PromotionJob
-from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
@@ -280,12 +279,9 @@ def test_a_service_shows_how_many_cold_requests_kafka_removed(year: Year) -> Non
     year.ask("kept", year.began_ms + 99 * DAY_MS)
     year.pass_to(year.began_ms)
     remove_up_to(year, 1)
-    metrics, scheduler = Metrics(), SteadyScheduler()
-    PromotionJob(year.settings, year.access, metrics, Clock(), shards=lambda: year.shards).add_to(
-        scheduler
-    )
-    for removed in (1, 0):  # the second run finds it ended by the first
-        scheduler.get_job("promote").func()
+    metrics = Metrics()
+    for removed in (1, 0):  # the second promotion finds it ended by the first
+        PromotionJob(year.settings, year.access, metrics, Clock(), lambda: year.shards)._run()
 
         shown = {
             reason: metrics.registry.get_sample_value(
@@ -301,11 +297,10 @@ def test_a_service_shows_for_how_long_promotion_has_failed(
 ) -> None:
     monotonic_s = 1000.0
     monkeypatch.setattr(promoter, "time", SimpleNamespace(monotonic=lambda: monotonic_s))
-    metrics, scheduler = Metrics(), SteadyScheduler()
-    PromotionJob(year.settings, year.access, metrics, Clock(), shards=lambda: year.shards).add_to(
-        scheduler
-    )
-    promote = scheduler.get_job("promote").func
+    metrics = Metrics()
+    promote = PromotionJob(
+        year.settings, year.access, metrics, Clock(), shards=lambda: year.shards
+    )._run
 
     def age_s() -> float | None:
         shard = {"shard": str(year.shards[0])}
@@ -317,6 +312,7 @@ def test_a_service_shows_for_how_long_promotion_has_failed(
     assert age_s() == 3600
 
     year.pass_to(year.began_ms)
+    monotonic_s += 60
     promote()
     assert age_s() == 0
 

@@ -291,6 +291,21 @@ def test_letters_that_cannot_be_replayed_leave_room_for_others(
     assert lookup.read_whole == [place]
 
 
+def test_letters_whose_records_are_gone_leave_room_for_others(
+    lookup: FakeLookup, few_bytes: int
+) -> None:
+    gone = []
+    for offset in range(3):
+        gone.append(lookup.add(offset, b"", f"(value of {few_bytes} bytes left out)"))
+        lookup.letters[-1] = replace(lookup.letters[-1], value=None)
+    place = lookup.add(3, asked("v1", None))
+
+    done = closed(lookup, *gone, place)
+
+    assert (done.done, list(done.left)) == ([place], gone)
+    assert "no longer in Kafka" in done.left[gone[0]]
+
+
 def test_a_value_that_was_left_out_counts_as_content(lookup: FakeLookup, few_bytes: int) -> None:
     places = []
     for offset in range(2):

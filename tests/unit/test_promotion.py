@@ -393,15 +393,17 @@ def test_a_request_whose_carried_record_was_aborted_behind_an_open_transaction_i
         interrupted.setattr(lab.producer, "commit", lab.producer.abort)
         lab.promote()
 
-    assert lab.promote().promoted == 0
+    passed_over = lab.promote()
+    assert (passed_over.promoted, passed_over.passed_over) == (0, 1)
     lab.end()
-    assert lab.promote().promoted == 1
+    promoted = lab.promote()
+    assert (promoted.promoted, promoted.passed_over) == (1, 0)
     lab.read()
 
     assert [due_ms for _, due_ms in lab.pending().values()] == [NOW_MS + 2 * DAY_MS]
 
 
-def test_caller_ids_of_records_that_the_index_has_not_read_take_eight_bytes_each(lab: Lab) -> None:
+def test_of_caller_ids_that_the_index_has_not_read_only_hashes_are_kept(lab: Lab) -> None:
     replaced, _ = lab.ask(2 * DAY_S, "a" * 200), lab.ask(2 * DAY_S, "b" * 200)
     lab.read()
     lab.ask(2 * DAY_S, "a" * 200)
@@ -418,7 +420,7 @@ def test_caller_ids_of_records_that_the_index_has_not_read_take_eight_bytes_each
 
     assert (promoted.cold, promoted.promoted) == (2, 1)
     assert replaced in lab.cold()
-    assert most_bytes < 2_000_000
+    assert most_bytes < 5_000_000, "less than the ids"
 
 
 def test_promotion_waits_while_millions_of_records_have_not_been_read(

@@ -1,4 +1,4 @@
-"""When a service promotes its shards, and when again those that failed."""
+"""When a service promotes its shards: all regularly, new ones and those that failed within a minute."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class Service:
         self.owned = set(SHARDS)
         self.failing: dict[Shard, Exception] = {}
         self.promoted: list[Shard] = []
+        self.passed_over = 0
+        self.meanwhile: Callable[[], object] = lambda: None
         self.now_s = 1000.0
         self.metrics = Metrics()
         self.scheduler = SteadyScheduler()
@@ -42,14 +44,17 @@ class Service:
 
     def promote(self, shard: Shard, now_ms: int, confirm: Callable[[], None]) -> Promoted:
         self.promoted.append(shard)
+        self.meanwhile()
+        confirm()
         if shard in self.failing:
             raise self.failing[shard]
-        return Promoted(shard)
+        return Promoted(shard, passed_over=self.passed_over)
 
-    def run(self, job: str) -> list[Shard]:
-        """The shards that this job tries to promote."""
+    def run(self, after_s: float = 0) -> list[Shard]:
+        """The shards that the job tries to promote when it runs after this time."""
+        self.now_s += after_s
         self.promoted.clear()
-        self.scheduler.get_job(job).func()
+        self.scheduler.get_job("promote").func()
         return list(self.promoted)
 
     def age_s(self, shard: Shard) -> float | None:
@@ -66,35 +71,72 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     return service
 
 
+def test_shards_are_promoted_every_hour(service: Service) -> None:
+    assert service.run() == SHARDS
+    assert service.run(after_s=60) == []
+    assert service.run(after_s=3480) == []
+    assert service.run(after_s=60) == SHARDS
+    assert service.scheduler.get_job("promote").trigger.interval.total_seconds() == 60
+
+
 def test_a_shard_that_failed_is_promoted_again_within_a_minute(service: Service) -> None:
     service.failing = {SHARDS[1]: JournalLost("a broker does not answer")}
-    assert service.run("promote") == SHARDS
-    service.now_s += 60
-    assert service.run("promote-again") == [SHARDS[1]]
+    assert service.run() == SHARDS
+    assert service.run(after_s=59) == []
+    assert service.run(after_s=1) == [SHARDS[1]]
     assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (60, 60)
 
     service.failing.clear()
-    assert service.run("promote-again") == [SHARDS[1]]
+    assert service.run(after_s=60) == [SHARDS[1]]
 
-    assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (60, 0)
-    assert service.run("promote-again") == []
-    assert service.scheduler.get_job("promote-again").trigger.interval.total_seconds() == 60
+    assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (120, 0)
+    assert service.run(after_s=60) == []
 
 
-def test_a_shard_that_failed_and_was_given_up_is_not_promoted_again(service: Service) -> None:
+def test_a_shard_that_was_closed_at_its_turn_is_promoted_when_it_is_open_again(
+    service: Service,
+) -> None:
     service.failing = {SHARDS[1]: JournalLost("a broker does not answer")}
-    service.run("promote")
+    service.run()
     service.owned.remove(SHARDS[1])
-    assert service.run("promote-again") == []
-    service.run("promote")
+    assert service.run(after_s=3600) == [SHARDS[0], SHARDS[2]]
     service.owned.add(SHARDS[1])
 
-    assert service.run("promote-again") == []
+    assert service.run(after_s=60) == [SHARDS[1]]
+    assert service.age_s(SHARDS[1]) == 3660, "it has not succeeded since"
+
+
+def test_a_shard_that_is_new_is_promoted_within_a_minute(service: Service) -> None:
+    service.owned.remove(SHARDS[1])
+    service.run()
+    service.owned.add(SHARDS[1])
+
+    assert service.run(after_s=60) == [SHARDS[1]]
+
+
+def test_a_shard_that_is_lost_while_others_are_promoted_shows_no_age(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.meanwhile = lambda: service.owned.discard(SHARDS[1])
+
+    assert service.run() == [SHARDS[0], SHARDS[2]]
+
+    assert [service.age_s(shard) for shard in SHARDS] == [0, None, 0]
+    assert caplog.text == ""
 
 
 def test_a_promotion_that_another_run_took_over_does_not_interrupt_it(service: Service) -> None:
     service.failing = {SHARDS[1]: Fenced("a newer producer has this transactional id")}
-    service.run("promote")
+    service.run()
 
-    assert service.run("promote-again") == []
-    assert service.run("promote") == SHARDS
+    assert service.run(after_s=599) == []
+    assert service.run(after_s=1) == [SHARDS[1]]
+
+
+def test_a_promotion_that_passed_over_requests_is_repeated_within_a_minute(
+    service: Service,
+) -> None:
+    service.passed_over = 1
+    assert service.run() == SHARDS
+
+    assert service.run(after_s=60) == SHARDS

@@ -89,14 +89,29 @@ async function closeLetters(how, letters) {
     : [`Discard ${many}?`, `${about}. Nothing is delivered; the letter stays in Kafka, marked as discarded.`, "Discard"];
   if (!(await confirmed(title, text, action))) return;
   try {
-    const body = JSON.stringify({ places: letters.map((letter) => letter.place) });
-    const headers = { "Content-Type": "application/json" };
-    const { done, left } = await call("POST", `dead-letters/${how}`, { body, headers });
-    const became = `${counted(done.length, "dead letter")} ${how === "replay" ? "replayed" : "discarded"}`;
+    const { count, left } = await closeAll(how, letters.map((letter) => letter.place));
+    const became = `${counted(count, "dead letter")} ${how === "replay" ? "replayed" : "discarded"}`;
     const why = Object.entries(left).map(([place, reason]) => `${place}: ${reason}`);
     showMessage([`${became}.`, ...why].join(" "), { isBad: why.length > 0 });
   } catch (error) {
     showMessage(`${how === "replay" ? "Not replayed" : "Not discarded"}: ${error.message}`, { isBad: true });
   }
   await look({ isForced: true });
+}
+
+// A call replays a limited amount of content. Those that it has not reached are named again, alone: else the same ones
+// would be refused first each time.
+async function closeAll(how, places) {
+  const headers = { "Content-Type": "application/json" };
+  let count = 0;
+  let refused = {};
+  while (true) {
+    const { done, left } = await call("POST", `dead-letters/${how}`, { body: JSON.stringify({ places }), headers });
+    count += done.length;
+    refused = { ...refused, ...left };
+    done.forEach((place) => delete refused[place]);
+    const more = Object.keys(left).filter((place) => left[place].startsWith("not done"));
+    if (!more.length || more.length === places.length) return { count, left: refused };
+    places = more;
+  }
 }

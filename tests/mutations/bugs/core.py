@@ -722,8 +722,8 @@ BUGS = (
         (
             Change(
                 "core/promotion.py",
-                "in chain(committed, hidden):",
-                "in chain(committed):",
+                "self.journal.uncommitted(stable, end):",
+                "self.journal.uncommitted(stable, stable):",
             ),
         ),
         (),
