@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from confluent_kafka.admin import NewTopic
 from redis.exceptions import NoPermissionError
 
 from blackbox.config.check import findings
+from blackbox.core.due_batch import MOST_LETTER_SPAN
 from blackbox.core.plan import Positions
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
 from blackbox.index import bus
@@ -65,6 +67,7 @@ def used_by_the_service(redis_7: str, deployment: World, server: GuardedRedis) -
         admin.config_resetstat()
         daily_work(deployment, admin)
         missing_payload(deployment, admin)
+        distant_payloads(deployment, admin)
         rolled_back(deployment, admin)
         full_redis(deployment, admin)
         emptied_redis(deployment, admin)
@@ -107,6 +110,22 @@ def missing_payload(deployment: World, admin: redis.Redis) -> None:
     [key] = until("it is in Redis", lambda: admin.keys("blackbox:*:msg:*"))
     admin.delete(key)
     assert deployment.wait_delivered().is_exact
+
+
+def distant_payloads(deployment: World, admin: redis.Redis) -> None:
+    """Two missing payloads whose records are far apart in Kafka: the second one is read a little later."""
+    target, brokers = extra(deployment), deployment.kafka.bootstrap_servers
+    before = len(read_all(brokers, target))
+    asked = {"topic": target, "message": "far", "at": int(time.time() * 1000) + 5000}
+    ask(deployment, asked)
+    for _ in range(MOST_LETTER_SPAN + 1):
+        ask(deployment, {"id": "nothing", "cancel": True})
+    ask(deployment, asked)
+    keys = until(
+        "both are in Redis", lambda: k if len(k := admin.keys("blackbox:*:msg:*")) == 2 else None
+    )
+    admin.delete(*keys)
+    until("both are delivered", lambda: len(read_all(brokers, target)) == before + 2)
 
 
 def rolled_back(deployment: World, admin: redis.Redis) -> None:

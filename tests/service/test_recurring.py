@@ -107,7 +107,8 @@ def test_every_delivers_on_its_grid_until_it_is_cancelled(world: World, serve: S
     assert {(m.key(), m.value(), dict(m.headers() or [])["a"]) for m in came} == {
         (b"k", b"tick", b"b")
     }
-    assert service.delete("/requests/ticks").json()["outcome"] == "cancelled"
+    # too-late: the delivery that was due at that moment was made, and no other follows (docs/api.md)
+    assert service.delete("/requests/ticks").json()["outcome"] in ("cancelled", "too-late")
     count = len(world.received())
     until("two seconds have passed", lambda: time.time() * 1000 > first + 1000 * (count + 2), 10)
     assert len(world.received()) == count
