@@ -40,7 +40,7 @@ quick: .venv/archives  ## The tests of parts, which start no service (two minute
 test: .venv/archives  ## The tests, on real servers that they start themselves (about 15 minutes on two cores)
 	$(TESTS)
 
-proof: .venv/archives  ## Every test, also those that take long, and docs/proof.md (an hour)
+proof: .venv/archives  ## Every test, also those that take long, and docs/proof.md (more than an hour)
 	BLACKBOX_TEST_PROOF=1 BLACKBOX_TEST_PROOF_PAGE=docs/proof.md $(TESTS)
 
 length: .venv/archives  ## The same with many more requests and faults, on both engines throughout (hours)
