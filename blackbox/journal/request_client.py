@@ -24,19 +24,24 @@ class StarvedShards:
     """A consumer's `stats_cb` that finds shards whose next records are not fetched.
 
     A broker returns a record batch that is larger than a fetch only for the first shard of a request,
-    and a consumer that is always busy always begins with the same one.
+    and a consumer that is always busy always begins with the same one. The caller counts in `returned` how many
+    messages the consumer has returned.
     """
 
     def __init__(self) -> None:
         self.found: set[Shard] = set()
+        self.returned = 0
         self._fetched: dict[Shard, int] = {}
         self._waiting: set[Shard] = set()
-        self._looks: dict[Shard, int] = {}
+        # The number of statistics in which a shard was quiet, and the value of `returned` from which on all that
+        # was fetched before the first of them has been returned.
+        self._quiet: dict[Shard, tuple[int, int]] = {}
         self._answers: dict[int, int] = {}
 
     def __call__(self, statistics: str) -> None:
         fetched: dict[Shard, int] = {}
-        waiting: set[Shard] = set()
+        waiting, asked = set[Shard](), set[Shard]()
+        queued = 0
         told = orjson.loads(statistics)
         answers = {broker["nodeid"]: int(broker["rx"]) for broker in told["brokers"].values()}
         # A broker that does not answer would not answer another consumer either.
@@ -45,17 +50,28 @@ class StarvedShards:
             for number, partition in about["partitions"].items():
                 shard, next_offset = Shard(topic, int(number)), int(partition["next_offset"])
                 fetched[shard] = next_offset
-                is_read = partition["fetch_state"] == "active" and partition["leader"] in answering
-                # Otherwise this process is slow.
-                is_read = is_read and not int(partition["fetchq_cnt"])
+                # All shards share one queue: while this process is slow, it may have records of this one.
+                queued = max(queued, int(partition["fetchq_cnt"]))
+                is_read = partition["fetch_state"] == "active"
                 if is_read and 0 <= next_offset < int(partition["ls_offset"]):
                     waiting.add(shard)
+                if partition["leader"] in answering:
+                    asked.add(shard)
         same = {shard for shard, offset in fetched.items() if self._fetched.get(shard) == offset}
-        quiet = same & waiting & self._waiting
-        self._looks = {shard: self._looks.get(shard, 0) + 1 for shard in quiet}
+        before, self._quiet = self._quiet, {}
+        for shard in same & waiting & self._waiting:
+            if shard in asked:
+                looks, until = before.get(shard, (0, self.returned + queued))
+                self._quiet[shard] = looks + 1, until
+            elif shard in before:  # perhaps nothing was asked for, because the queue was full
+                self._quiet[shard] = before[shard]
         # If no shard progresses, the broker may be slow.
         least = 1 if len(same) < len(fetched) else LOOKS_IF_NONE
-        self.found = {shard for shard, looks in self._looks.items() if looks >= least}
+        self.found = {
+            shard
+            for shard, (looks, until) in self._quiet.items()
+            if looks >= least and self.returned >= until
+        }
         self._fetched, self._waiting, self._answers = fetched, waiting, answers
 
 
@@ -116,6 +132,7 @@ class RequestClient:
                 break
             messages += more
             size += sum(map(len, more))
+        self._starved.returned += len(messages)
         return messages
 
     def close(self) -> None:

@@ -332,7 +332,9 @@ def test_a_record_batch_larger_than_a_fetch_does_not_wait_for_the_backlog_of_ano
     assert large.flush(30) == 0
     while read[other] < 30:
         read_some()
-        time.sleep(0.02)  # storing a batch takes as long; else a busy machine reads the backlog first
+        time.sleep(
+            0.02
+        )  # storing a batch takes as long; else a busy machine reads the backlog first
     assert read[busy] < BACKLOG
     reader.close()
 

@@ -40,12 +40,18 @@ def statistics(
     return {"topics": {"TB": {"partitions": about}}}
 
 
-def found(*told: Told) -> set[Shard]:
-    """The starved shards after these statistics, in which broker 1 answers, and broker 2 does not."""
+def found(*told: Told, returned: int = 0) -> set[Shard]:
+    """The starved shards after these statistics, in which broker 1 answers, and broker 2 does not.
+
+    After each, the consumer returns this many messages.
+    """
     shards = StarvedShards()
-    for number, one in enumerate(told, 1):
-        brokers = {"one": {"nodeid": 1, "rx": 10 * number}, "two": {"nodeid": 2, "rx": 10}}
+    answers = 0
+    for one in told:
+        answers += one.get("answers", 1)
+        brokers = {"one": {"nodeid": 1, "rx": answers}, "two": {"nodeid": 2, "rx": 10}}
         shards(json.dumps(one | {"brokers": brokers}))
+        shards.returned += returned
     return shards.found
 
 
@@ -88,6 +94,22 @@ def test_nor_are_shards_whose_broker_answers_nobody(leader: int) -> None:
 
 def test_nor_are_those_whose_records_wait_for_this_process() -> None:
     assert found(*(statistics((at, 900), (5, 9), queued=3) for at in (100, 200, 300))) == set()
+
+
+def test_a_shard_is_starved_when_all_that_was_fetched_before_has_been_returned() -> None:
+    """All shards of a consumer share one queue, which never empties while the process is slower than the fetches."""
+    told = [statistics((at, 900), (5, 9), queued=300) for at in range(100, 700, 100)]
+
+    assert found(*told[:4], returned=100) == set()
+    assert found(*told[:5], returned=100) == {OTHER}
+
+
+def test_times_in_which_nothing_was_asked_for_do_not_count() -> None:
+    """A consumer whose queue is full asks for nothing."""
+    told = [statistics((at, 900), (5, 9), queued=300) for at in range(100, 700, 100)]
+    told.insert(3, told[2] | {"answers": 0})
+
+    assert found(*told[:5], returned=100) == {OTHER}
 
 
 def test_a_shard_that_is_never_fetched_is_starved_although_no_other_is_fetched_either() -> None:

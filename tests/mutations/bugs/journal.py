@@ -242,8 +242,21 @@ BUGS = (
         (
             Change(
                 "journal/request_client.py",
-                ' and partition["leader"] in answering',
-                "",
+                'if partition["leader"] in answering:',
+                "if True:",
+            ),
+        ),
+        (),
+        ("tests/unit/test_starved_shards.py",),
+    ),
+    Bug(
+        "starved-behind-a-full-queue",
+        "A shard that is not fetched is not noticed while the process reads more slowly than it fetches.",
+        (
+            Change(
+                "journal/request_client.py",
+                "if is_read and 0 <= next_offset",
+                'if is_read and not int(partition["fetchq_cnt"]) and 0 <= next_offset',
             ),
         ),
         (),
