@@ -57,7 +57,7 @@ soak: install  ## Half an hour under load with a fault every minute, and docs/so
 mutations: install  ## Bugs put into copies of the product: the tests must find each; writes docs/mutations.md
 	$(BIN)/python -m tests.mutations --page
 
-chaos: install  ## 1,352 schedules of faults from one seed, and docs/chaos.md (about half an hour)
+chaos: install  ## 2,070 schedules of faults from one seed, and docs/chaos.md (about an hour)
 	$(BIN)/python -m tests.chaos --write docs/chaos.md
 
 screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)

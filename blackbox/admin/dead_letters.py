@@ -12,7 +12,7 @@ from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, Repl
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER as CARRIED
-from blackbox.records.clock import MAX_SKEW_MS
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.outgoing import MESSAGE_ONLY, left_out
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.recurrence import HEADER as FOLLOWS
@@ -211,8 +211,8 @@ def _why_another(letter: DeadLetter, record: Record) -> str | None:
 
     The offsets of a topic that was deleted and created again begin again.
     """
-    # The letter has the time of a client, the record mostly that of a broker.
-    if record.timestamp_ms > letter.at_ms + MAX_SKEW_MS:
+    # The letter has the time of blackbox. A time that a caller set says nothing.
+    if record.has_broker_time and record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:
         return "its timestamp is later than the letter's"
     left = left_out(letter.detail) if letter.value is None else None
     if left is None or not left.is_bare:

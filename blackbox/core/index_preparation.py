@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blackbox.core.intake import Taken
-from blackbox.core.plan import Batch, Binding, Bounds, IndexMetadata, Positions
+from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions
 from blackbox.core.ports import Journal, PreparationIndex
-from blackbox.core.rebuild import Rebuild
 from blackbox.core.receipt_history import (
     check_binding,
     foreign_group,
@@ -58,7 +56,6 @@ class IndexPreparation:
     group: str
     index: PreparationIndex
     journal: Journal
-    apply: Callable[[Batch, Rebuild | None], Taken]
     now_ms: Callable[[], int]
     has_markers: bool
 
@@ -134,8 +131,6 @@ class IndexPreparation:
                 self.shard, positions.requests, requests.start - 1, self.shard.topic,
             )  # fmt: skip
             self.index.lost_before(requests.start, requests.end, gone)
-            # an empty batch moves the position over the gap
-            self.apply(Batch(positions.requests, requests.start, []), None)
             positions = self.index.positions
         return StartingPoint(positions, False, gone, kept.mark, kept.unknown_ms or None)
 

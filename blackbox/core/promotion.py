@@ -66,7 +66,7 @@ class Promoted:
 
     `lost` are requests that retention removed from Kafka while they were cold: they become dead
     letters. `refused` are those whose record Kafka does not take again. `passed_over` are those that a
-    record carries which an open transaction hides: it may be one of an earlier run that was aborted.
+    record carries or ends which an open transaction hides: it may be aborted, so a run should follow soon.
     """
 
     shard: Shard
@@ -111,6 +111,8 @@ class Promotion:
     _cancelled: OffsetSet = field(default_factory=OffsetSet)
     _carried: OffsetSet = field(default_factory=OffsetSet)
     _read_to: int = 0
+    _unread: int = 0
+    _is_hidden: bool = False
     _markers: int = 0
     _done: Counter[_Kind] = field(default_factory=Counter)
     _refused: int = 0
@@ -120,7 +122,7 @@ class Promotion:
         """Carry each such request once, however an earlier run ended and whatever other runs there are.
 
         Raises RecoveryRequired when Kafka does not answer, another run took over, or the index has
-        not read millions of records; run it again.
+        not read a million records; run it again.
         """
         # Fence every other run first, so that all that it carried is below the end of the log.
         self.producer.open()
@@ -149,7 +151,6 @@ class Promotion:
 
         An open transaction hides what was written from `stable` on.
         """
-        self._stop_above(end - self._read_to)
         # Callers' transactions may follow one another without a pause, so this does not wait for
         # their end. Records that they hide count, committed or not: at worst, a request that an
         # aborted one names is left to a run that no longer finds this record.
@@ -158,11 +159,15 @@ class Promotion:
             self._note(batch, now_ms)
         for batch in self.journal.uncommitted(stable, end):
             self._passed_over += self._note(batch, now_ms)
+            self._is_hidden = True
         self._read_to = max(stable, end)
 
     def _note(self, batch: Batch, now_ms: int) -> int:
         """Note what the batch carries and ends; return how many cold requests it carries."""
         self.confirm()
+        # Counted by records: offsets of aborted ones and of markers wait for nobody.
+        self._unread += len(batch.records)
+        self._stop_above(self._unread)
         self._note_ended(batch, now_ms)
         return self._note_carried(batch)
 
@@ -216,6 +221,8 @@ class Promotion:
     def _carry(self, waiting: Sequence[_ToCarry], now_ms: int) -> None:
         """Carry these in one transaction; in ever smaller ones if Kafka refuses something."""
         kept = self._not_ended(waiting)
+        if self._is_hidden:
+            self._passed_over += len(waiting) - len(kept)
         if not kept:
             return
         self._stop_above(len(self._ended))  # callers went on writing

@@ -74,7 +74,7 @@ class Recovery:
         # Ask the group first: else a former owner and the current one fence each other in turn.
         self.confirm()  # R1
         preparation = IndexPreparation(
-            self.shard, self.group, self.index, self.journal, self.apply, self.now_ms,
+            self.shard, self.group, self.index, self.journal, self.now_ms,
             has_markers=self.writer.exactly_once,
         )  # fmt: skip
         preparation.load()  # `blackbox rebind` may be running, and would be fenced for nothing

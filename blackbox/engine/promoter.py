@@ -32,6 +32,7 @@ LONGEST_PAUSE_S = 3600.0
 # The wait after a start is short: during an outage, requests may have reached the horizon.
 FIRST_S = 30.0
 # When a shard is tried again that failed, and how often new ones are looked for: an outage of a minute costs no hour.
+# Each further failure doubles the pause: a missing permission costs neither a log line nor a reading each minute.
 RETRY_S = 60.0
 # The same after another run fenced this one: it may be doing the work, and would be interrupted.
 FENCED_S = 600.0
@@ -126,6 +127,7 @@ class PromotionJob:
         # By shard, monotonic: when its last promotion that succeeded ended, or when the first was tried.
         self._succeeded_s: dict[Shard, float] = {}
         self._next_s: dict[Shard, float] = {}
+        self._retry_s: dict[Shard, float] = {}
         # Four times within the horizon or the renewal age, so that one promotion may fail.
         horizon_s = self.settings.hot_horizon_s or LONGEST_PAUSE_S
         within_s = min(horizon_s, self.settings.renew_after_ms / 1000)
@@ -141,20 +143,28 @@ class PromotionJob:
         shards = self.shards()
         # A shard that was closed, or elsewhere, may have missed its turn: it is due when it is back.
         self._next_s = {shard: at_s for shard, at_s in self._next_s.items() if shard in shards}
+        self._retry_s = {
+            shard: pause_s for shard, pause_s in self._retry_s.items() if shard in shards
+        }
         for shard in sorted(shards):
             if time.monotonic() >= self._next_s.get(shard, float("-inf")):
                 pause_s = self._try(shard)
                 self._next_s[shard] = time.monotonic() + min(pause_s, self._every_s)
-                self._show_age(shard)
+            # Again each time: the metric is removed when a shard is closed.
+            self._show_age(shard)
 
     def _try(self, shard: Shard) -> float:
         """Promote a shard; return how long it may wait for the next time, s."""
         self._succeeded_s.setdefault(shard, time.monotonic())
         try:
-            # What an aborted run had written is passed over while a transaction hides it.
-            return RETRY_S if self._promote(shard).passed_over else self._every_s
+            done = self._promote(shard)
+            self._retry_s.pop(shard, None)
+            # What hides these requests may be aborted: the work of an earlier run, or a cancel.
+            return RETRY_S if done.passed_over else self._every_s
         except RecoveryRequired as reason:
-            pause_s = FENCED_S if isinstance(reason, Fenced) else RETRY_S
+            retry_s = self._retry_s.get(shard, RETRY_S)
+            self._retry_s[shard] = min(2 * retry_s, self._every_s)
+            pause_s = FENCED_S if isinstance(reason, Fenced) else retry_s
             if not self._is_given_up(shard):
                 logger.warning("%s; trying again in %.0f s", reason, min(pause_s, self._every_s))
             return pause_s

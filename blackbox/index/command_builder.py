@@ -61,6 +61,11 @@ class CommandBuilder:
     def _write_receipts(self, position: int) -> bytes:
         return pack("SET", self._keys.receipts, position)
 
+    def _forget_skipped(self, before: int, position: int) -> Iterator[bytes]:
+        """The commands that drop the segments of `skip` which a new position leaves behind."""
+        for segments in chunks(range(before // SEGMENT, position // SEGMENT)):
+            yield pack("HDEL", self._keys.skip, *segments)
+
     def _bound(self, binding: Binding | None) -> tuple[bytes | str, ...]:
         bound = {} if binding is None else binding._asdict()
         return (b"token", self._token, *chain.from_iterable(bound.items()))

@@ -11,7 +11,7 @@ import orjson
 from blackbox.core.bits import SEGMENT, Bits
 from blackbox.core.plan import Gap, Plan, Tail, Touched, View
 from blackbox.index import refused_bitmaps
-from blackbox.index.command_builder import chunks, zadd_chunks, zrem_chunks
+from blackbox.index.command_builder import zadd_chunks, zrem_chunks
 from blackbox.index.connection import pack
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.keys import SENTINEL
@@ -182,9 +182,7 @@ class IntakeChanges(Lookups):
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
         yield self._write_requests(end, b"largest", largest, *names, *tail)
         if isinstance(view.skipped, Bits):
-            used = range(view.positions.requests // SEGMENT, end // SEGMENT)
-            for segments in chunks(list(used)):
-                yield pack("HDEL", self._keys.skip, *segments)
+            yield from self._forget_skipped(view.positions.requests, end)
 
     def _marked_refused(self, plan: Plan) -> Mapping[str, bytes]:
         """The bitmaps that mark the puts without a payload, by field."""

@@ -195,7 +195,7 @@ class OpeningChanges(Lookups):
             self._run_multi_while_opening([pack(*change)])
 
     def lost_before(self, first: int, verdicts_below: int, gone: tuple[int, int]) -> None:
-        """Record that retention removed the requests from the position to `first` before they were read.
+        """Move the position to `first`: retention removed the requests in between before they were read.
 
         Conditional records below `verdicts_below` that name one of these are assumed to have counted.
         `gone` are all removed requests that no opening has reported yet, [from, up to].
@@ -204,7 +204,12 @@ class OpeningChanges(Lookups):
             start = self._watch_positions(self._keys.state).requests
             gap = orjson.dumps((start, first, verdicts_below))
             about = (b"gap", gap, b"gone", orjson.dumps(gone))
-            self._run_multi_while_opening([pack("HSET", self._keys.state, *about)])
+            moved = self._write_requests(first, *about)
+            # A full Redis must not keep the shard closed: its deliveries make the room.
+            self._run_multi_while_opening(
+                [moved, *self._forget_skipped(start, first)], even_if_full=True
+            )
+            self.positions = self.positions._replace(requests=first)
 
     def forget_gone(self) -> None:
         """Record that the removed requests are reported."""

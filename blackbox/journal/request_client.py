@@ -61,8 +61,10 @@ class StarvedShards:
         before, self._quiet = self._quiet, {}
         for shard in same & waiting & self._waiting:
             if shard in asked:
-                looks, until = before.get(shard, (0, self.returned + queued))
-                self._quiet[shard] = looks + 1, until
+                fetched_before = self.returned + queued
+                looks, until = before.get(shard, (0, fetched_before))
+                # Some of what was queued may never be returned: statistics, and records of shards that were given up.
+                self._quiet[shard] = looks + 1, min(until, fetched_before)
             elif shard in before:  # perhaps nothing was asked for, because the queue was full
                 self._quiet[shard] = before[shard]
         # If no shard progresses, the broker may be slow.

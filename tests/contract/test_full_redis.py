@@ -97,6 +97,19 @@ def test_due_requests_are_removed_from_a_full_redis(index: ShardIndex, client: r
     assert held(client).holders.keys() == {f"c{offset}" for offset in range(10, end)}
 
 
+def test_a_full_redis_passes_requests_that_kafka_removed(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    end = fill(index, client)
+
+    index.lost_before(end + 1000, end + 2000, (end, end + 1000))
+
+    assert held(client).positions == index.positions == Positions(end + 1000, 0)
+    kept = index.load()
+    assert kept is not None
+    assert kept.gone == (end, end + 1000)
+
+
 def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:

@@ -87,10 +87,34 @@ def test_a_shard_that_failed_is_promoted_again_within_a_minute(service: Service)
     assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (60, 60)
 
     service.failing.clear()
-    assert service.run(after_s=60) == [SHARDS[1]]
+    assert service.run(after_s=120) == [SHARDS[1]]
 
-    assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (120, 0)
+    assert (service.age_s(SHARDS[0]), service.age_s(SHARDS[1])) == (180, 0)
     assert service.run(after_s=60) == []
+
+
+def test_a_shard_that_goes_on_failing_is_tried_ever_more_seldom(service: Service) -> None:
+    service.owned = {SHARDS[0]}
+    service.failing = {SHARDS[0]: JournalLost("no permission to write")}
+    service.run()
+
+    tries = [minute for minute in range(1, 241) if service.run(after_s=60)]
+    assert tries == [1, 3, 7, 15, 31, 63, 123, 183]
+
+    service.failing.clear()
+    assert service.run(after_s=3600) == [SHARDS[0]]
+    service.failing = {SHARDS[0]: JournalLost("a broker does not answer")}
+    assert service.run(after_s=3600) == [SHARDS[0]]
+    assert service.run(after_s=60) == [SHARDS[0]]
+
+
+def test_the_age_of_a_shard_is_shown_again_once_it_is_open_again(service: Service) -> None:
+    service.run()
+    service.metrics.given_up(SHARDS[1])
+    assert service.age_s(SHARDS[1]) is None
+
+    assert service.run(after_s=60) == []
+    assert service.age_s(SHARDS[1]) == 60
 
 
 def test_a_shard_that_was_closed_at_its_turn_is_promoted_when_it_is_open_again(

@@ -20,6 +20,8 @@ PLACE = "letters/0@0"
 ID = request_id(SHARD, 3).encode()
 CALLERS: Headers = [("CALLER_SERVICE", b"shop"), ("trace", b"1")]
 WHOLE = record(7)._replace(headers=CALLERS)
+# Of a minute after the letter.
+LATER = WHOLE._replace(timestamp_ms=60_002, has_broker_time=True)
 
 
 class Letters:
@@ -103,8 +105,8 @@ def test_a_dead_letter_with_nothing_in_it_is_not_replayed(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("form", "there", "why"),
     [
-        (1, WHOLE._replace(timestamp_ms=1002), "its timestamp is later than the letter's"),
-        (2, WHOLE._replace(timestamp_ms=1002), "its timestamp is later than the letter's"),
+        (1, LATER, "its timestamp is later than the letter's"),
+        (2, LATER, "its timestamp is later than the letter's"),
         (1, WHOLE._replace(key=b"other"), "its key is not the letter's"),
         (1, WHOLE._replace(key=None), "its key is not the letter's"),
         (1, WHOLE._replace(headers=[*CALLERS, ("a", b"b")]), "its headers are not the letter's"),
@@ -144,3 +146,15 @@ def test_a_whole_letter_is_replayed_whatever_is_at_its_place(
 
     assert replay(monkeypatch, letters, record(7, b"other", 9999)).done == [PLACE]
     assert letters.replayed == ReplayRecord(SHARD, 7, b"key", b"{}", CALLERS)
+
+
+@pytest.mark.parametrize(
+    "there",
+    [LATER._replace(has_broker_time=False), LATER._replace(timestamp_ms=60_001)],
+    ids=["by its caller's clock", "by a broker whose clock is ahead"],
+)
+@pytest.mark.parametrize("form", [1, 2])
+def test_a_shortened_letter_is_replayed_although_its_record_seems_to_be_of_later(
+    monkeypatch: pytest.MonkeyPatch, form: int, there: Record
+) -> None:
+    assert replay(monkeypatch, Letters(WHOLE, form), there).done == [PLACE]

@@ -906,4 +906,30 @@ BUGS = (
             "tests/unit/test_many_headers.py::test_an_invalid_record_with_empty_headers_is_large_as_well",
         ),
     ),
+    Bug(
+        "aborted-records-count-as-unread",
+        "Promotion waits for records of aborted transactions, which nothing reads.",
+        (
+            Change(
+                "core/promotion.py",
+                "self._unread += len(batch.records)",
+                "self._unread += batch.end - batch.start",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
+    Bug(
+        "left-out-for-an-hour",
+        "A request that an open transaction cancels waits for the next regular promotion, although that is aborted.",
+        (
+            Change(
+                "core/promotion.py",
+                "self._passed_over += len(waiting) - len(kept)",
+                "pass",
+            ),
+        ),
+        (),
+        ("tests/unit/test_promotion.py",),
+    ),
 )

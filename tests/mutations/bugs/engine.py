@@ -282,4 +282,11 @@ BUGS = (
             "tests/unit/test_steady_scheduler.py::test_a_step_of_the_clock_neither_stops_nor_repeats_periodic_work",
         ),
     ),
+    Bug(
+        "promotion-fails-each-minute",
+        "Promotion of a shard that cannot succeed is tried each minute, with a log line.",
+        (Change("engine/promoter.py", "min(2 * retry_s, self._every_s)", "retry_s"),),
+        (),
+        ("tests/unit/test_promotion_job.py",),
+    ),
 )

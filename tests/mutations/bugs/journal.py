@@ -263,6 +263,19 @@ BUGS = (
         ("tests/unit/test_starved_shards.py",),
     ),
     Bug(
+        "waits-for-what-is-never-returned",
+        "What a client had queued and never returns hides for good that a shard is not fetched.",
+        (
+            Change(
+                "journal/request_client.py",
+                "looks + 1, min(until, fetched_before)",
+                "looks + 1, until",
+            ),
+        ),
+        (),
+        ("tests/unit/test_starved_shards.py",),
+    ),
+    Bug(
         "stopped-and-read-again",
         "A read that fails restarts a shard that was stopped in the meantime.",
         (
