@@ -19,7 +19,7 @@ from blackbox.index.doubt_changes import without
 from blackbox.index.guarded_index import MAX_CONTENTION
 from blackbox.index.keys import SENTINEL
 from blackbox.index.packed_commands import by_score
-from blackbox.index.postponing import PostponingChanges, not_emptied
+from blackbox.index.postponing import PostponingChanges, not_emptied, released_shares
 from blackbox.index.refused_bitmaps import segment_of
 from blackbox.index.stored_fields import claims_of
 from blackbox.records.errors import IndexFull, PositionsMoved
@@ -42,22 +42,18 @@ class DispatchChanges(PostponingChanges):
     ) -> DueEntries:
         """The entries due at `now_ms`, oldest first, at most `limit`; about 16 MiB with the parked ones.
 
-        Checks the positions even when nothing is due. `passing_over` are due entries that are being
-        delivered already and so left out. Entries that are parked for the targets in `release` come
-        first and do not count towards `limit`: each target has an equal share of another `limit`, and
-        at least one entry, but at most as many as `release` says.
+        Checks the positions even when nothing is due. `passing_over` are due entries that are being delivered already
+        and so left out. Entries that are parked for the targets in `release` come first and do not count towards
+        `limit`: each target has an equal share of another `limit`, and at least one entry, but at most `release`.
         """
         with self._lock:
             for _ in range(MAX_CONTENTION):
                 known = self._bands()
-                bands = sorted(band for band, to in known.items() if to in release)
-                # All backlogs share a second limit: due entries do not wait until they are through.
-                share = max(1, limit // max(1, len(bands)))
-                shares = {band: min(share, release[known[band]]) for band in bands}
+                shares = released_shares(known, release, limit)
                 look = self._due_commands(now_ms, len(passing_over), limit)
                 look += self._parked_commands(known, shares)
                 state, ready, after, first, pending, paused, *more = self._look_unless_lost(look)
-                in_bands, counts = more[: len(bands)], more[len(bands) :]
+                in_bands, counts = more[: len(shares)], more[len(shares) :]
                 self.doubtful = claims_of(state[3])
                 if (left := self._note_parked(known, counts)) is not None:
                     break
@@ -66,14 +62,13 @@ class DispatchChanges(PostponingChanges):
             released = list(chain.from_iterable(in_bands))
             # `ready` first, so that a cut at 16 MiB does not leave the whole batch to a backlog.
             stored = self._payloads(ready + released, int(state[2] or 0))
-            is_cut = len(stored) < len(ready) + len(released)
-            backlogs = left.keys() if is_cut else not_emptied(left, bands, in_bands)
+            count = len(ready)
+            is_cut = len(stored) < count + len(released)
+            backlogs = left.keys() if is_cut else not_emptied(left, [*shares], in_bands)
             is_timed = pending > 1 and float(first[1]) < BAND_MS
             taken = zip(shares.values(), in_bands, strict=True)
-            any_full = len(ready) == limit or any(len(names) == most for most, names in taken)
-            entries, refused = self._still_there(
-                stored[len(ready) :] + stored[: len(ready)], passing_over
-            )
+            any_full = count == limit or any(len(names) == most for most, names in taken)
+            entries, refused = self._still_there(stored[count:] + stored[:count], passing_over)
             return DueEntries(
                 entries=entries,
                 is_full=is_cut or any_full,

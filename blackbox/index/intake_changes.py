@@ -44,10 +44,9 @@ class IntakeChanges(Lookups):
         A rebuild passes what has `ended`, which is used instead of `skip`. Raises RecoveryRequired
         when another owner rebuilds the index.
 
-        Data and the position `requests` change in one MULTI. Nothing happens when the position
-        is at or beyond `end` already. Raises PositionsMoved when it is below `start`. `while_busy`
-        is called at most once, while Redis is busy with the batch. If a request to be replaced is
-        in flight, this is waited for; raises RecoveryRequired when that takes more than 2 s.
+        Data and the position `requests` change in one MULTI. Nothing happens when the position is at or beyond `end`
+        already. Raises PositionsMoved when it is below `start`. `while_busy` is called at most once, while Redis is
+        busy with the batch. A request to be replaced that is in flight is waited for, at most 2 s: RecoveryRequired.
         """
         deadline = time.monotonic() + IN_FLIGHT_WAIT_S
         for attempt in range(MAX_CONTENTION):
@@ -142,10 +141,9 @@ class IntakeChanges(Lookups):
     ) -> Iterator[bytes]:
         """The commands of the MULTI that stores a batch.
 
-        For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if
-        it has a caller id, `HSET ids <caller id> <member>`. One beyond the horizon has only a bit in
-        `cold`. A large refused one has a bit in `refused` instead of a payload. For the batch:
-        `HSET state requests <end>`.
+        For each usual request: `SET msg:<member> <entry> EX <s>`, `ZADD due <due_ms> <member>` and, if it has a caller
+        id, `HSET ids <caller id> <member>`. One beyond the horizon has only a bit in `cold`. A large refused one has a
+        bit in `refused` instead of a payload. For the batch: `HSET state requests <end>`.
         """
         if refused:
             flat = [part for field in refused.items() for part in field]
@@ -159,8 +157,7 @@ class IntakeChanges(Lookups):
                 largest = len(stored)
             is_letter = type(entry) is Entry and entry.reason is not None
             yield self._set_payload(offset, stored, entry.due_ms, now_ms, is_letter=is_letter)
-        due = [(entry.due_ms, offset) for offset, entry in plan.puts.items()]
-        yield from zadd_chunks(self._keys.due, due)
+        yield from zadd_chunks(self._keys.due, [(e.due_ms, o) for o, e in plan.puts.items()])
         yield from self._remove(plan.removals)
         # Written only where it differs from what the index has.
         moved = {c: o for c, o in plan.holders.items() if view.holders.get(c) != o}

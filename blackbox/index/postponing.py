@@ -168,6 +168,16 @@ class PostponingChanges(Lookups):
             self.postpone(changes, now_ms)
 
 
+def released_shares(
+    known: Mapping[int, str], release: Mapping[str, int], limit: int
+) -> dict[int, int]:
+    """How many entries of each released band are read at most."""
+    bands = sorted(band for band, to in known.items() if to in release)
+    # All backlogs share a second limit: due entries do not wait until they are through.
+    share = max(1, limit // max(1, len(bands)))
+    return {band: min(share, release[known[band]]) for band in bands}
+
+
 def not_emptied(
     left: Mapping[int, int], bands: Sequence[int], in_bands: Sequence[Sequence[bytes]]
 ) -> Set[int]:

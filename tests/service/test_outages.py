@@ -77,9 +77,8 @@ def test_a_stop_takes_less_than_five_seconds_while_kafka_hangs(own_world: World)
     assert verdict.is_exact, verdict
 
 
-@pytest.mark.proof
 @both_engines_at_length
-@pytest.mark.parametrize("kill", [kill_kafka, kill_redis])
+@pytest.mark.parametrize("kill", [pytest.param(kill_kafka, marks=pytest.mark.proof), kill_redis])
 def test_a_stop_takes_less_than_five_seconds_while_a_server_is_down(
     own_world: World, kill: Callable[[World], Callable[[], None]]
 ) -> None:

@@ -67,7 +67,6 @@ def dues(messages: Sequence[Message]) -> list[int]:
     return [int(dict(one.headers() or [])["blackbox-due-ms"] or 0) for one in messages]
 
 
-@pytest.mark.proof
 @both_engines_at_length
 def test_parked_requests_cost_no_cpu_and_are_delivered_in_order(world: World) -> None:
     paused = f"{world.name}.paused"
