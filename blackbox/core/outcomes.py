@@ -13,8 +13,8 @@ class Outcomes:
 
     `ended` have an outcome. `doubtful` may have one, at a place that could not be read.
     `undelivered` were found to have none. `ignored` are conditional records that did not count.
-    `too_late` may be replacements by id that ended nothing. Requests below `judged` were judged by
-    callers' rules. A request that was due before `unknown_ms` and has no outcome may have had one
+    `too_late` ended nothing: invalid records, and replacements by id that came too late. Requests below `judged`
+    were judged by callers' rules. A request that was due before `unknown_ms` and has no outcome may have had one
     that is gone.
     """
 
@@ -43,6 +43,10 @@ class Outcomes:
         # last: this receipt, too, is about the requests that the log lost
         for first in receipt.cut:
             self._forget_from(first)
+
+    def was_refused(self, offset: int) -> bool:
+        """Whether this record became a dead letter without ending anything, even if it would be valid now."""
+        return offset in self.too_late and offset in self.ended
 
     @property
     def doubtful(self) -> dict[int, Claim]:

@@ -88,6 +88,7 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
         sorted(replaced),
         [offset for offset, change in changes if type(change) in (Carried, Replacement)],
         [change.origin for _, change in changes if type(change) is Carried],
+        [offset for offset, change in changes if change.caller_id is not None],
     )
 
 

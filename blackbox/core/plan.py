@@ -158,8 +158,8 @@ class Touched(NamedTuple):
     """The parts of the index that a batch may touch: caller ids, requests of the cold tier, ids.
 
     `replaced` are the ids whose request is replaced, and so must not be in flight. `conditional`
-    are the offsets of records that count only if the request they name is pending. `origins` are
-    the original requests of carried records.
+    are the offsets of records that count only if the request they name is pending, `holding` those of
+    other records with a caller id. `origins` are the original requests of carried records.
     """
 
     caller_ids: Sequence[str]
@@ -168,6 +168,7 @@ class Touched(NamedTuple):
     replaced: Sequence[str] = ()
     conditional: Sequence[int] = ()
     origins: Sequence[int] = ()
+    holding: Sequence[int] = ()
 
 
 class Named(NamedTuple):
@@ -202,7 +203,8 @@ class View(NamedTuple):
     below `judged` were admitted or refused before the index was lost. For conditional records below
     `verdicts_below`, receipts have the verdict: they counted, unless they are `ignored`. `early` are
     replacements by id that count: what they replace was removed before they could be stored.
-    `too_late` may be more of them that ended nothing, according to receipts. `tail` is the last
+    `too_late` may be more of them that ended nothing, according to receipts; both also have invalid
+    records, which ended nothing either. `tail` is the last
     record that was read before. `doubtful` may have been delivered, and whether they were could not
     be read: nothing ends them before that is known. `cancelled_cold` maps requests of the cold tier to the
     cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests.

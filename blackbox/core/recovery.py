@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from blackbox.core.barrier import commit_barrier
 from blackbox.core.index_preparation import IndexPreparation, StartingPoint
 from blackbox.core.intake import Taken
-from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.core.plan import Batch, Binding
 from blackbox.core.ports import Journal, RecoveryIndex, Writer
@@ -109,7 +108,7 @@ class Recovery:
         else:
             self._apply_outcomes(outcomes, position)  # R4
         # before any delivery: a cancel may have taken effect before Redis went back
-        self._catch_up()  # R5
+        self._catch_up(outcomes)  # R5
         if went_back and self.index.positions.requests >= judged:
             self.index.judged_before(0)
         gone = start.gone[1] - start.gone[0] if start.gone else 0
@@ -146,7 +145,7 @@ class Recovery:
             if outcomes.unknown_ms:
                 why = f"{self.shard}: {full}; it opens once Redis has room"
                 raise RecoveryRequired(why) from None
-            self._leave_backlog(full, bounds.end, outcomes.ended, outcomes.too_late)
+            self._leave_backlog(full, bounds.end, outcomes)
         # position and `skip` in one MULTI: a crash between them would forget what has ended
         self.index.finish(position, outcomes.ended)
 
@@ -157,19 +156,19 @@ class Recovery:
             self.index.ignore(late)
         apply_outcomes(self.index, outcomes.ended, position)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, outcomes: Outcomes) -> None:
         """Read until the end was seen within `RECENT_S`."""
         took_s = math.inf
         while True:
             before_s, began = took_s, time.monotonic()
-            if not self._read_to_the_end():
+            if not self._read_to_the_end(outcomes):
                 return
             took_s = time.monotonic() - began
             # not less than before: requests arrive faster than they are read
             if took_s < RECENT_S or took_s >= before_s:
                 return
 
-    def _read_to_the_end(self) -> bool:
+    def _read_to_the_end(self, outcomes: Outcomes) -> bool:
         """Read the requests up to their current end; return whether Redis had room for all."""
         bounds = self.journal.request_bounds()
         try:
@@ -178,16 +177,19 @@ class Recovery:
                     raise IndexFull("Redis is nearly full")
                 self.apply(batch, None)
         except IndexFull as full:
-            self._leave_backlog(full, bounds.end, OffsetSet(), OffsetSet())
+            self._leave_backlog(full, bounds.end, outcomes)
             return False
         return True
 
-    def _leave_backlog(
-        self, full: IndexFull, end: int, ended: OffsetSet, too_late: OffsetSet
-    ) -> None:
+    def _leave_backlog(self, full: IndexFull, end: int, outcomes: Outcomes) -> None:
         """Remove pending requests that are ended by requests which stay in Kafka for now."""
         # else they would be delivered before their cancels and replacements are read
         logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
         for batch in self.journal.requests(self.index.positions.requests, end):
-            for one in self.upcoming(batch):
-                end_by_upcoming(self.index, one, ended, too_late)
+            refused = [one for one in batch.records if outcomes.was_refused(one.offset)]
+            others = [one for one in batch.records if not outcomes.was_refused(one.offset)]
+            for one in self.upcoming(batch._replace(records=refused)):
+                if one.ending:
+                    self.index.ignore(one.ending)  # until they are read
+            for one in self.upcoming(batch._replace(records=others)):
+                end_by_upcoming(self.index, one, outcomes.ended)

@@ -39,7 +39,7 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
                 plan.ignored.add(offset)
                 continue
             change = change.content
-        elif change.caller_id is not None:
+        elif change.caller_id is not None and not _was_refused(view, offset):
             _end_holder(plan, view, change.caller_id, is_cancel=type(change) is Cancel)
         # skipped: its removal was read before it; what it replaced has ended all the same
         if type(change) is Cancel or offset in skipped:
@@ -51,6 +51,12 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if change.caller_id is not None:
             plan.holders[change.caller_id] = offset
     return plan
+
+
+def _was_refused(view: View, offset: int) -> bool:
+    """Whether this record is an invalid one that has become a dead letter, and so ended nothing."""
+    # By the settings of now, or by a later version, it may be valid.
+    return offset in view.skipped and (offset in view.too_late or offset in view.ignored)
 
 
 def _end_holder(plan: Plan, view: View, caller_id: str, *, is_cancel: bool) -> None:

@@ -42,9 +42,7 @@ def _remove(index: SettlingIndex, offsets: Sequence[int]) -> None:
     index.settle(Settlement(removals, index.positions.receipts))
 
 
-def end_by_upcoming(
-    index: RecoveryIndex, upcoming: Upcoming, ended: OffsetSet, too_late: OffsetSet
-) -> None:
+def end_by_upcoming(index: RecoveryIndex, upcoming: Upcoming, ended: OffsetSet) -> None:
     """Remove the pending requests that these records end, which stay in Kafka for now."""
     holders = index.holders(upcoming.touched.caller_ids)
     removed = index.caller_ids(list(holders.values()))  # without those of the cold tier
@@ -63,10 +61,7 @@ def end_by_upcoming(
     if upcoming.replacement is None:
         return
     offset, id, caller_id = upcoming.replacement
-    if offset in too_late:
-        # a receipt says so; the index remembers it until the replacement is read
-        index.ignore([offset])
-    elif not index.is_ignored(offset):
+    if not index.is_ignored(offset):
         _replace_early(index, offset, id, caller_id)
 
 

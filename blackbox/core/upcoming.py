@@ -22,6 +22,11 @@ class Upcoming(NamedTuple):
     carried: Sequence[tuple[int, int, int]]
     replacement: tuple[int, str, str | None] | None
 
+    @property
+    def ending(self) -> list[int]:
+        """The records among them that end what has their caller id, or what they name."""
+        return [*self.touched.holding, *([] if self.replacement is None else [self.replacement[0]])]
+
 
 def upcoming(changes: Sequence[tuple[int, Change]]) -> Iterator[Upcoming]:
     """The requests that these changes replace, cancel or carry, before the changes can be stored."""

@@ -111,7 +111,9 @@ class IntakeChanges(Lookups):
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
-        may_have_verdicts = known_from or touched.replaced
+        # Below `judged`, receipts have outcomes: Redis went back. A rebuild knows them itself.
+        with_verdicts = [*touched.holding] if ended is None and start < judged else []
+        with_verdicts += touched.conditional if known_from or touched.replaced else ()
         may_be_cold = list(touched.cold)
         if cold:
             may_be_cold += [*holders.values(), *(one.offset for one in named.values())]
@@ -121,8 +123,7 @@ class IntakeChanges(Lookups):
             positions, skipped if ended is None else ended, holders,
             self._bits(self._keys.cold, may_be_cold), known_from,
             named, judged, verdicts_below,
-            frozenset(self._scores(self._keys.ignored, touched.conditional if may_have_verdicts else ())),
-            gap,
+            frozenset(self._scores(self._keys.ignored, with_verdicts)), gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
             self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
             doubtful=claims_of(state[6]).keys(),

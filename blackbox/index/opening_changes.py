@@ -165,7 +165,7 @@ class OpeningChanges(Lookups):
             self.positions = positions
 
     def ignore(self, offsets: Sequence[int]) -> None:
-        """Record that these conditional records did not count, according to receipts."""
+        """Record that these records ended nothing, according to receipts, until they are read."""
         with self._lock:
             self._mark_while_opening(self._keys.ignored, offsets)
 

@@ -25,7 +25,7 @@ from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.entry import Entry
 from blackbox.records.errors import ForeignIndex, JournalLost, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Checked, Claim, Mark, Receipt
-from blackbox.records.request import Cancel, Headers, Reason, request_id
+from blackbox.records.request import Cancel, Headers, Reason, Request, request_id
 from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, barriers, counts, delivered, request
@@ -757,6 +757,35 @@ def test_a_dead_lettered_replacement_ends_no_pending_request(
     make().open()
 
     assert reasons(client) == {0: None, 1: None}
+    assert held(client).holders == {"a": 0}
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["Redis is lost", "Redis went back"])
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "room"])
+@pytest.mark.parametrize("later", [request("a"), Cancel("a")], ids=["request", "cancel"])
+def test_an_invalid_record_that_would_be_valid_by_now_ends_nothing(
+    make: Make,
+    write_records: Written,
+    journal: FakeJournal,
+    client: Any,
+    later: Request | Cancel,
+    is_full: bool,
+    is_lost: bool,
+) -> None:
+    """A setting was changed, or a later version accepts more."""
+    write_records(request("a"))
+    if not is_lost:
+        make().open()
+    write_records(later, request())
+    journal.append(Receipt(1, invalid=[1], read=2))
+    journal.read_at_once = 1
+
+    if is_full:
+        make(has_room=fills_up(1 if is_lost else 0)).open()
+        assert reasons(client) == {0: None}
+    make().open()
+
+    assert reasons(client) == {0: None, 2: None}
     assert held(client).holders == {"a": 0}
 
 

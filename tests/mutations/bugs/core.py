@@ -932,4 +932,17 @@ BUGS = (
         (),
         ("tests/unit/test_promotion.py",),
     ),
+    Bug(
+        "valid-by-now",
+        "A record that was refused as invalid, and is valid by the settings of now, ends a pending request in a rebuild.",
+        (
+            Change(
+                "core/resolve.py",
+                "elif change.caller_id is not None and not _was_refused(view, offset):",
+                "elif change.caller_id is not None:",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebuild.py",),
+    ),
 )
