@@ -199,6 +199,7 @@ def test_offsets_without_a_record_do_not_delay_a_replay(lookup: FakeLookup) -> N
 
 
 OWN = Record(4, 0, None, asked("v1"), [])
+LATER = OWN._replace(timestamp_ms=120_000, has_broker_time=True)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_letter_whose_outcome_is_not_settled_yet_can_be_replayed(
 
 @pytest.mark.parametrize(
     "there",
-    [OWN._replace(value=asked("v2")), OWN._replace(timestamp_ms=60_000), None],
+    [OWN._replace(value=asked("v2")), LATER, None],
     ids=["another value", "later", "gone"],
 )
 def test_a_replay_does_not_replace_a_request_that_has_the_offset_of_the_letters_own(

@@ -51,7 +51,7 @@ BUGS = (
     Bug(
         "open-before-read",
         "Recovery does not read the request topic to its end before dispatch starts.",
-        (Change("core/recovery.py", "        self._catch_up()  # R5\n", ""),),
+        (Change("core/recovery.py", "        self._catch_up(outcomes)  # R5\n", ""),),
         ("from after a cancel",),
     ),
     Bug(

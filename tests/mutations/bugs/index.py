@@ -446,7 +446,7 @@ BUGS = (
         "All parked messages come out in each second, and most of them are parked again.",
         (
             Change(
-                "index/dispatch_changes.py",
+                "index/postponing.py",
                 "min(share, release[known[band]])",
                 "share",
             ),
