@@ -97,7 +97,7 @@ class Oscillator:
         try:
             # Fences the previous writer, then reads where that one ended. The state is in the topic
             # itself, because a position in Redis could be rolled back.
-            last = seconds.open()
+            last = seconds.open(self.clock.earliest_ms())
             logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
             if last is None:
                 # An empty topic begins with the second of the first attempt.

@@ -11,7 +11,8 @@ from confluent_kafka import KafkaException
 from blackbox.journal.kafka_access import KafkaAccess, journal_error
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.transactions import Transactions
-from blackbox.records.request import Shard
+from blackbox.records.clock import CLOCKS_APART_MS
+from blackbox.records.request import Record, Shard
 
 PARTITION = 0
 VALUE = b"1"
@@ -19,6 +20,8 @@ VALUE = b"1"
 TAIL = 100
 
 _SECOND = re.compile(rb"[0-9]{1,12}")
+# Of what has such a key, a second further ahead than clocks differ is a record of somebody else.
+_AHEAD_S = CLOCKS_APART_MS // 1000
 
 
 class OscillatorTopic:
@@ -35,15 +38,19 @@ class OscillatorTopic:
         name = access.transactional_id("oscillator")
         self._transactions = Transactions(access, name, f"{topic}: seconds")
 
-    def open(self) -> int | None:
-        """Fence every earlier writer, then read the last second written; None if there is none."""
+    def open(self, now_ms: int) -> int | None:
+        """Fence every earlier writer, then read the last second written until now; None if there is none.
+
+        Waits for transactions of others: seconds that an earlier writer committed may be behind them.
+        """
         # In this order: an earlier writer that is not fenced could add seconds after the read.
         self._transactions.open()
         with closing(ShardJournal(self._shard, self._access, prefetched=1)) as journal:
-            for stretch in journal.request_bounds().from_the_end(TAIL):
+            for stretch in journal.settled_bounds().from_the_end(TAIL):
                 records = (r for batch in journal.requests(*stretch) for r in batch.records)
-                if found := [r.key for r in records if r.key and _SECOND.fullmatch(r.key)]:
-                    return int(found[-1])
+                seconds = [second for r in records if (second := _second_of(r)) is not None]
+                if until_now := [one for one in seconds if one <= now_ms // 1000 + _AHEAD_S]:
+                    return until_now[-1]
             return None
 
     def write(self, seconds: Iterable[int]) -> None:
@@ -61,3 +68,8 @@ class OscillatorTopic:
     def close(self) -> None:
         """Drop queued records; an open transaction is settled by the next writer."""
         self._transactions.close()
+
+
+def _second_of(record: Record) -> int | None:
+    is_second = record.value == VALUE and _SECOND.fullmatch(record.key or b"")
+    return int(record.key or b"") if is_second else None
