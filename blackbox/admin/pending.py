@@ -12,7 +12,7 @@ from blackbox.core.parking import BAND_MS, LETTERS, parked_at
 from blackbox.core.request_status import RequestStatus
 from blackbox.index.inspector import Inspector, Pending
 from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
-from blackbox.records.request import MAX_OFFSET, Shard, is_topic_name, request_id
+from blackbox.records.request import MAX_OFFSET, Reason, Shard, is_topic_name, request_id
 
 INVALID = "its record is invalid; its dead letter says why, and is written when its turn comes"
 LATE = "the request to replace was not pending; its dead letter is written when its turn comes"
@@ -105,7 +105,9 @@ def _as_refused(status: RequestStatus, cause: str | None) -> RequestStatus:
     if cause in BROKEN_RULES:
         reason, detail = BROKEN_RULES[cause]
         return replace(status, reason=reason, detail=detail)
-    return replace(status, detail=status.detail or (LATE if cause == TOO_LATE else INVALID))
+    if cause == TOO_LATE:
+        return replace(status, reason=Reason.TOO_LATE, detail=status.detail or LATE)
+    return replace(status, detail=status.detail or INVALID)
 
 
 def page(

@@ -174,12 +174,14 @@ class ProcessEngine:
 
     def _take(self, shard: Shard, batch: Parsed, while_busy: Callable[[], None]) -> None:
         owner = self._pool.get(shard)
+        if owner is None:
+            return
         try:
-            if owner is not None:
-                owner.take(batch, while_busy)
+            owner.take(batch, while_busy)
         except IndexFull as full:
             self._monitor.pause_intake(f"{full}; requests wait in Kafka until it has room")
-            self._reader.start(shard, batch.start)
+            if owner.is_open:  # and unless the shard has just been lost
+                owner.opened(owner, batch.start)
         except Exception as reason:
             logger.exception("%s: intake failed unexpectedly; recovering", shard)
             self._pool.recover(shard, reason)

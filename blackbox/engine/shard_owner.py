@@ -28,6 +28,7 @@ logger = logging.getLogger("blackbox.engine.shard_owner")
 
 SHORT_RUN_S = 5.0
 LONGEST_PAUSE_S = 10.0  # between openings, if a shard must recover again within SHORT_RUN_S
+MOST_DOUBLED = 8  # of 0.05 s: beyond LONGEST_PAUSE_S, and far from a power that no float can hold
 
 # However small, a transaction costs about 3 ms of processor here and 3 ms in the broker.
 GATHER_S = 0.012
@@ -182,7 +183,7 @@ class ShardOwner:
             finally:
                 self._close_session()
             is_short = time.monotonic() - began < SHORT_RUN_S and not makes_progress
-            short_runs = short_runs + 1 if is_short else 0
+            short_runs = min(short_runs + 1, MOST_DOUBLED) if is_short else 0
             self._stopping.wait(min(LONGEST_PAUSE_S, 0.05 * 2**short_runs) if short_runs else 0)
         self.ended(self)
 

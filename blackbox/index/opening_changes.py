@@ -192,7 +192,7 @@ class OpeningChanges(Lookups):
             self._watch_positions(self._keys.state)
             state = self._keys.state
             change = ("HSET", state, "judged", judged) if judged else ("HDEL", state, "judged")
-            self._run_multi_while_opening([pack(*change)])
+            self._run_multi_while_opening([pack(*change)], even_if_full=True)
 
     def lost_before(self, first: int, verdicts_below: int, gone: tuple[int, int]) -> None:
         """Move the position to `first`: retention removed the requests in between before they were read.
@@ -275,7 +275,10 @@ class OpeningChanges(Lookups):
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
-            self._run_multi_while_opening([drop, pack("ZREM", self._keys.due, *names)])
+            removals = [drop, pack("ZREM", self._keys.due, *names)]
+            # A full Redis must not keep its own room. A script compares positions, so there must be some.
+            has_positions = None not in (self._loaded[1], self._loaded[3])
+            self._run_multi_while_opening(removals, even_if_full=has_positions)
 
     def _watch_loaded(self) -> None:
         """Watch the index; raise PositionsMoved when it is not the one that `load` found."""

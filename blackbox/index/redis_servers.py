@@ -82,8 +82,11 @@ class RedisServers:
 
     def now_ms(self) -> int:
         """The earliest of their wall clocks, epoch ms."""
+        asked = self._answers(lambda server: (server.now_ms(), time.monotonic()))
+        # A later server may have been waited for in vain: the earlier answers are older by that time.
+        now_s = time.monotonic()
         # The earliest, so that one fast clock makes no message early.
-        return min(self._answers(RedisNode.now_ms))
+        return min(now_ms + int((now_s - at_s) * 1000) for now_ms, at_s in asked)
 
     def memory_used(self) -> float:
         """The used share of `maxmemory` of the fullest server; see `RedisNode`."""

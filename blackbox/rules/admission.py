@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from blackbox.records.request import Second, Shard
 from blackbox.rules.file import RulesFile
 from blackbox.rules.rules import OTHERS, CallerCounts, CallerRule, QuotaRequest, Rules
 from blackbox.rules.rulings import BatchRulings
+from blackbox.rules.target_rates import SILENT_FOR_S
 
 # Other services admit requests of the caller in the same time, so its quota is approximate.
 PENDING_KNOWN_FOR_S = 1.0
@@ -58,6 +60,8 @@ class CallerAdmission:
         self._pending: dict[str, tuple[float, int]] = {}
         self._counted: dict[Shard, _Counted] = {}
         self._lock = Lock()
+        self._is_silent = False
+        self._ask_at_s = -math.inf
 
     def rules(self) -> Rules:
         return self._file.rules()
@@ -91,23 +95,29 @@ class CallerAdmission:
                     by_caller[one.caller].append(one)
             refused: dict[int, BrokenRule] = {}
             for caller, theirs in by_caller.items():
+                # quotas are approximate: if the Redis that counts does not answer, they are not applied
+                if time.monotonic() < self._ask_at_s:
+                    break
                 rule = rules.others if caller == OTHERS else rules.of(caller)[1]
                 try:
                     refused |= self._too_fast(caller, rule, theirs)
                     left = [one for one in theirs if one.record.offset not in refused]
                     refused |= self._too_many(caller, rule, left)
-                # quotas are approximate: if the Redis that counts does not answer, they are not applied
+                    self._is_silent = False
                 except IndexLost as silent:
-                    logger.warning(
-                        "cannot count the quotas of %r, so they are not enforced now: %s",
-                        caller,
-                        silent,
-                    )
+                    self._note_silence(silent)
             again = {o: why for o, why in counted.refused.items() if o >= first}
             self._counted[shard] = _Counted(
                 topic_id, max(counted.epoch, epochs[1]), max(counted.end, end), again | refused
             )
             return {o: why for o, why in (again | refused).items() if o < end}
+
+    def _note_silence(self, why: IndexLost) -> None:
+        # Each question waits for seconds in vain, and all shards wait for intake.
+        self._ask_at_s = time.monotonic() + SILENT_FOR_S
+        if not self._is_silent:
+            logger.warning("cannot count quotas, so they are not enforced until it can: %s", why)
+        self._is_silent = True
 
     def _too_fast(
         self, caller: str, rule: CallerRule, asked: Sequence[QuotaRequest]

@@ -22,7 +22,7 @@ from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.rules.file import RulesFile
 from blackbox.rules.target_rates import TargetRates
 from tests.contract.conftest import start_redis
-from tests.contract.held import GRACE_S, NOW_MS, SHARD, entry, held, store
+from tests.contract.held import GRACE_S, NOW_MS, PREFIX, SHARD, entry, held, store
 
 MESSAGE = b"x" * 2000
 BATCH = 100
@@ -108,6 +108,22 @@ def test_a_full_redis_passes_requests_that_kafka_removed(
     kept = index.load()
     assert kept is not None
     assert kept.gone == (end, end + 1000)
+
+
+def test_an_index_is_emptied_and_begun_again_in_a_full_redis(
+    index: ShardIndex, client: redis.Redis
+) -> None:
+    fill(index, client)
+    assert index.load() is not None
+
+    index.judged_before(7)
+    with pytest.raises(
+        IndexFull
+    ):  # only the beginning needs room, which is there in most cases by now
+        index.begin(Positions(0, 0))
+
+    assert held(client).offsets() == []
+    assert client.hget(f"{PREFIX}state", "judged") == b"7"
 
 
 def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(

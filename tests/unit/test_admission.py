@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -26,6 +27,7 @@ from blackbox.records.entry import decode
 from blackbox.records.errors import IndexFull, IndexLost
 from blackbox.records.receipt import Receipt
 from blackbox.records.request import Headers, Record, Second, Shard, request_id
+from blackbox.rules import admission
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
@@ -350,3 +352,37 @@ def test_quotas_that_redis_could_not_count_apply_once_it_has_room(tmp_path: Path
     first = judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)])
     assert list(first) == [1, 2]
     assert judge.over_quota(SHARD, 3, [asked(0), asked(1), asked(2)]) == first
+
+
+def test_a_redis_that_hangs_delays_intake_once_however_many_callers_have_quotas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging:
+        questions = 0
+
+        def count(self, more: Mapping[Second, int]) -> dict[Second, int]:
+            self.questions += 1
+            raise IndexLost("Redis does not answer")
+
+        def pending(self, caller: str, shards: Iterable[Shard]) -> int:
+            raise NotImplementedError
+
+    path = tmp_path / "callers.toml"
+    path.write_text(
+        "[callers.shop]\nrequests_per_second = 1\n[callers.bank]\nrequests_per_second = 1"
+    )
+    now_s = 1000.0
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now_s))
+    counts = Hanging()
+    judge = CallerAdmission(RulesFile(path), counts, lambda: [SHARD])
+
+    for second in range(20):
+        now_s = 1000.0 + second
+        both = [asked(2 * second), asked(2 * second + 1)._replace(caller="bank")]
+        assert judge.over_quota(SHARD, 2 * second + 2, both) == {}
+    assert counts.questions == 1
+    now_s = 1021.0
+    judge.over_quota(SHARD, 100, [asked(99)])
+
+    assert counts.questions == 2
+    assert len(caplog.records) == 1, "the outage is reported once"

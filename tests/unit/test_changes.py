@@ -19,6 +19,7 @@ from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
+from blackbox.admin.pending import as_pending
 from blackbox.api.app import make_app
 from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
@@ -26,6 +27,7 @@ from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
 from blackbox.core.request_status import RequestStatus, State
 from blackbox.engine.metrics import Metrics
+from blackbox.index.inspector import Pending
 from blackbox.records.request import Shard, locate, request_id
 from tests.servers.mock_cluster import PRODUCE, MockCluster, mock_cluster
 from tests.service.test_http import Patient
@@ -194,3 +196,12 @@ def test_a_cancel_does_not_guess_an_outcome_beyond_the_read_limit(
 ) -> None:
     done = cancel({ASKED: "ended"}, is_too_far=True)
     assert (done.outcome, getattr(done.request, "state", "")) == ("too-late", "over")
+
+
+def test_a_large_replacement_that_came_too_late_says_so_before_its_dead_letter_is_written() -> None:
+    """Redis has no payload of it, only the cause."""
+    status = RequestStatus(request_id(SHARD, REPLACED), SHARD.source(REPLACED), "pending")
+
+    found = as_pending(status, Pending(0, None, cause="too-late"))
+
+    assert (found.state, found.reason) == ("pending", "too-late")

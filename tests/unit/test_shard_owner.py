@@ -115,6 +115,21 @@ def test_a_refusal_in_the_first_tick_does_not_keep_a_shard_closed(
     assert [what for what, _ in calls].count("opened") == 21
 
 
+def test_a_shard_that_fails_for_hours_opens_again_in_the_end(
+    owner: ShardOwner, verbs: FakeVerbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,030 openings that last less than five seconds each: three hours, at ten seconds between them."""
+    monkeypatch.setattr("blackbox.engine.shard_owner.LONGEST_PAUSE_S", 0.0)
+
+    def fail() -> None:
+        raise PositionsMoved("Redis was slow")
+
+    verbs.during += [lambda: None, fail] * 1030  # the first tick belongs to the opening
+    owner.start()
+
+    until("it delivers", lambda: owner.is_open and not verbs.during, 30.0)
+
+
 def test_an_open_shard_counts_the_rates_of_its_own_cluster(
     owner: ShardOwner, verbs: FakeVerbs
 ) -> None:

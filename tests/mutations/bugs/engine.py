@@ -289,4 +289,11 @@ BUGS = (
         (),
         ("tests/unit/test_promotion_job.py",),
     ),
+    Bug(
+        "dies-after-1024-runs",
+        "The thread of a shard that fails for hours ends, and nothing opens the shard again.",
+        (Change("engine/shard_owner.py", "min(short_runs + 1, MOST_DOUBLED)", "short_runs + 1"),),
+        (),
+        ("tests/unit/test_shard_owner.py",),
+    ),
 )

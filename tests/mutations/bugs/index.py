@@ -495,4 +495,11 @@ BUGS = (
         (),
         ("tests/contract/test_full_redis.py",),
     ),
+    Bug(
+        "waiting-sets-the-clock-back",
+        "While a node of a cluster hangs, the time of the others is as old as the wait for it.",
+        (Change("index/redis_servers.py", "now_ms + int((now_s - at_s) * 1000)", "now_ms"),),
+        (),
+        ("tests/unit/test_redis_servers.py",),
+    ),
 )
