@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from blackbox.admin.lookup import StatusLookup
 from blackbox.admin.replay_conflicts import conflicts
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
+from blackbox.journal.letter_closer import LetterCloser
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.cancel import REPLACES
 from blackbox.records.carried import HEADER as CARRIED
 from blackbox.records.clock import CLOCKS_APART_MS
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.outgoing import MESSAGE_ONLY, left_out
 from blackbox.records.recurrence import AGAIN
 from blackbox.records.recurrence import HEADER as FOLLOWS
@@ -20,7 +23,9 @@ from blackbox.records.request import Headers, Reason, Record, Request, Shard, pl
 
 # Of keys, values and headers: they are in memory, and in one transaction, together.
 MOST_REPLAYED_BYTES = 16 << 20
-NOT_DONE = "not done: the letters that are replayed before it have 16 MiB; ask again"
+# With its last transaction, a replay should take less than the 20 s after which the page gives up.
+REPLAYED_WITHIN_S = 8.0
+NOT_DONE = "not done: the letters before it took too long; ask again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +63,78 @@ class DeadLetters:
 
         A replay writes the request's original record to its original partition: a countdown starts
         again, and a past instant is due at once. A letter is left if a request under its caller id is
-        pending, or if those before it have `MOST_REPLAYED_BYTES`.
+        pending, or if those before it took `REPLAYED_WITHIN_S`. Raises RecoveryRequired if nothing was
+        done, or the outcome is unknown: read the letters again.
         """
+        until_s = time.monotonic() + REPLAYED_WITHIN_S
         topic = self._dead_letter_topic()
-        open_ones, left = self._open(topic, places, replay=replay)
-        whole: dict[str, DeadLetter] = {}
-        wanted: dict[str, ReplayRecord | None] = {}
-        if replay:
-            for letter, record in self._replays(topic, open_ones, left):
-                whole[letter.place], wanted[letter.place] = letter, record
-        else:
-            wanted = dict.fromkeys(open_ones)
+        with closing(LetterCloser(self.lookup.access, self.topic)) as closer:
+            # Before the read: nobody else replays a letter between the read and the last commit.
+            closer.open()
+            open_ones, left = self._open(topic, places, replay=replay)
+            if replay:
+                done = self._replay(topic, closer, list(open_ones.values()), left, until_s)
+                return ClosedLetters(done, left)
+            if open_ones:
+                closer.write(dict.fromkeys(open_ones))
+            return ClosedLetters(list(open_ones), left)
 
-        # It reads again behind its fence: another process may have closed some of them since.
-        def choose(places: Sequence[str]) -> Sequence[str]:
-            replays = {place: one for place in places if (one := wanted[place]) is not None}
-            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(whole[place])))
-            return [place for place in places if place not in left]
+    def _replay(
+        self,
+        topic: DeadLetterTopic,
+        closer: LetterCloser,
+        letters: Sequence[DeadLetter],
+        left: dict[str, str],
+        until_s: float,
+    ) -> list[str]:
+        """Replay these letters, in several transactions; returns their places. Adds to `left` why others are not."""
+        done: list[str] = []
+        while letters:
+            try:
+                replayed, behind = self._replay_some(topic, closer, letters, left)
+            except RecoveryRequired as error:
+                if not done:
+                    raise
+                left |= {one.place: str(error) for one in letters if one.place not in left}
+                break
+            done += replayed
+            letters = behind
+            if time.monotonic() > until_s:
+                left |= dict.fromkeys((letter.place for letter in letters), NOT_DONE)
+                break
+        return done
 
-        done = topic.close_letters(wanted, choose) if wanted else []
-        late = "just replayed or discarded by another caller"
-        return ClosedLetters(done, {place: late for place in wanted if place not in done} | left)
+    def _replay_some(
+        self,
+        topic: DeadLetterTopic,
+        closer: LetterCloser,
+        letters: Sequence[DeadLetter],
+        left: dict[str, str],
+    ) -> tuple[list[str], Sequence[DeadLetter]]:
+        """Replay the first of these letters, in one transaction; returns their places, and the letters behind."""
+        whole, records, behind = self._next_replays(topic, letters, left)
+        left |= conflicts(self.lookup, records, lambda place: self._is_there(whole[place]))
+        wanted = {place: record for place, record in records.items() if place not in left}
+        if wanted:
+            closer.write(wanted)
+        return list(wanted), behind
 
     def _open(
         self, topic: DeadLetterTopic, places: Sequence[str], *, replay: bool
     ) -> tuple[dict[str, DeadLetter], dict[str, str]]:
         """The open letters at these places, without their content, and why others are left; by place."""
         named = frozenset(places)
-        found = topic.newest(
-            lambda letter: letter if letter.place in named else None,
-            # Together, the contents of a thousand letters may have a gigabyte.
-            keep=DeadLetter.without_content,
-        )
+        try:
+            found = topic.newest(
+                lambda letter: letter if letter.place in named else None,
+                # Together, the contents of a thousand letters may have a gigabyte.
+                keep=DeadLetter.without_content,
+                # A committed mark behind an open transaction of anybody cannot be read yet, and its
+                # letter would be replayed a second time.
+                is_settled=True,
+            )
+        except JournalLost as error:
+            raise type(error)(f"nothing was replayed or discarded; try again: {error}") from None
         known = {letter.place: letter for letter in found}
         open_ones: dict[str, DeadLetter] = {}
         left: dict[str, str] = {}
@@ -100,27 +145,33 @@ class DeadLetters:
                 left[place] = str(why)
         return open_ones, left
 
-    def _replays(
-        self, topic: DeadLetterTopic, letters: Mapping[str, DeadLetter], left: dict[str, str]
-    ) -> Iterator[tuple[DeadLetter, ReplayRecord]]:
-        """The letters that are replayed now, and what is written; adds to `left` why others are not."""
-        # Those that cannot be replayed take no room: the same ones may be named first each time.
+    def _next_replays(
+        self, topic: DeadLetterTopic, letters: Sequence[DeadLetter], left: dict[str, str]
+    ) -> tuple[dict[str, DeadLetter], dict[str, ReplayRecord], Sequence[DeadLetter]]:
+        """The first letters, whole, and what is written for them, both by place; and the letters behind.
+
+        They have at most `MOST_REPLAYED_BYTES`, apart from the last one. Adds to `left` those that cannot
+        be replayed.
+        """
+        # Those that cannot be replayed take no room, so that each transaction has one that can.
+        found: dict[str, DeadLetter] = {}
+        records: dict[str, ReplayRecord] = {}
         size, coming = 0, list(letters)
         while coming and size < MOST_REPLAYED_BYTES:
-            together = [letters[place] for place in coming[: _fitting(letters[p] for p in coming)]]
+            together = coming[: _fitting(coming)]
             whole = topic.whole([letter.place for letter in together])
             for letter in together:
                 if size >= MOST_REPLAYED_BYTES:
                     break
-                coming.remove(letter.place)
+                coming.remove(letter)
                 try:
-                    record = self._replay_record(whole.get(letter.place))
+                    records[letter.place] = self._replay_record(whole.get(letter.place))
                 except ValueError as why:
                     left[letter.place] = str(why)
                 else:
                     size += _replayed_bytes(letter)
-                    yield whole[letter.place], record
-        left |= dict.fromkeys(coming, NOT_DONE)
+                    found[letter.place] = whole[letter.place]
+        return found, records, coming
 
     def _closable(self, letter: DeadLetter | None, *, replay: bool) -> DeadLetter:
         """This letter. Raises ValueError if it cannot be closed, whatever its content is."""

@@ -62,7 +62,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     def replay(asked: NamedLetters) -> PutAwayState:
         """Write the requests of these letters again; each letter once, however often this is called.
 
-        At most about 16 MiB of keys, values and headers at once: of larger letters, those named last are left.
+        Writes for about 8 s, in transactions of about 16 MiB of keys, values and headers: later letters are left.
         """
         done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)

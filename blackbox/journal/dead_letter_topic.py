@@ -1,4 +1,4 @@
-"""The dead-letter topic: reads letters, and marks them as replayed or discarded.
+"""The dead-letter topic: reads letters, and what became of them.
 
 A letter stays where it is. A mark behind it, in the same partition, says that it was replayed or
 discarded: a record without a value, whose last header names the letter.
@@ -6,24 +6,19 @@ discarded: a record without a value, whose last header names the letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 from typing import Literal, NamedTuple, TypeVar, get_args
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
-from blackbox.core.plan import Bounds
 from blackbox.formats.format import caller_of
-from blackbox.journal.kafka_access import KafkaAccess, journal_error
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import FETCHED_AHEAD, PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics
-from blackbox.journal.transactions import Transactions
 from blackbox.records.carried import record_bytes
-from blackbox.records.errors import JournalLost
 from blackbox.records.outgoing import LETTER_HEADERS
 from blackbox.records.request import Headers, Record, Shard, placed
 
@@ -148,19 +143,20 @@ class DeadLetterTopic:
         take: Callable[[DeadLetter], T | None],
         limit: int | None = None,
         keep: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
-        bounds_of: Callable[[ShardJournal], Bounds] = ShardJournal.request_bounds,
+        is_settled: bool = False,
     ) -> list[T]:
         """The results of `take` for the letters, newest first, without None.
 
         Reads the last ten thousand records of each partition, from the end; with a `limit`, only
         until that many are found. `keep` is applied to each letter when it is read, before `became`
-        is known, and returns what is kept of it in memory.
+        is known, and returns what is kept of it in memory. With `is_settled`, waits for transactions
+        that are open in the topic, up to 30 s.
         """
         count = Topics(self._admin).partitions([self._topic], to="Read").get(self._topic, 0)
         stretch = TAIL if limit is None else min(limit, LONGEST_STRETCH)
         found: list[tuple[int, T]] = []
         for partition in range(count):
-            letters = self._letters(Shard(self._topic, partition), stretch, keep, bounds_of)
+            letters = self._letters(Shard(self._topic, partition), stretch, keep, is_settled)
             taken = ((letter.at_ms, one) for letter in letters if (one := take(letter)) is not None)
             found += islice(taken, limit)
         found.sort(key=itemgetter(0), reverse=True)
@@ -171,7 +167,7 @@ class DeadLetterTopic:
         shard: Shard,
         stretch: int,
         keep: Callable[[DeadLetter], DeadLetter],
-        bounds_of: Callable[[ShardJournal], Bounds],
+        is_settled: bool,
     ) -> Iterator[DeadLetter]:
         """The letters from the end on, in stretches that double."""
         prefetched = FETCHED_AHEAD if stretch == TAIL else 1
@@ -179,7 +175,7 @@ class DeadLetterTopic:
         became: dict[str, Closing] = {}
         reader = PartitionReader(self._access, prefetched=prefetched, at_once=READ_AT_ONCE)
         with closing(ShardJournal(shard, self._access, reader=reader)) as journal:
-            start, end = bounds_of(journal)
+            start, end = journal.settled_bounds() if is_settled else journal.request_bounds()
             last = max(start, end - TAIL)
             while end > last:
                 first = max(last, end - stretch)
@@ -215,43 +211,6 @@ class DeadLetterTopic:
         source = placed(letter.source)
         return source is not None and source[0].topic in self._request_topics
 
-    def close_letters(
-        self,
-        places: Mapping[str, ReplayRecord | None],
-        choose: Callable[[Sequence[str]], Sequence[str]] = lambda places: places,
-    ) -> list[str]:
-        """Mark these letters as replayed or discarded, and write the replayed records.
-
-        Returns the places that were open until then, of those that `choose` returns. Uses one
-        transaction under its own transactional id: of two concurrent calls, only one succeeds. Waits
-        for transactions that are open in the topic. Raises RecoveryRequired when nothing was done, or
-        the outcome is unknown: read the letters again.
-        """
-        name = self._access.transactional_id("letters")
-        with closing(Transactions(self._access, name, f"{self._topic}: letters")) as transactions:
-            # Before the read: a mark of a concurrent call is now either readable or aborted.
-            transactions.open()
-            open_now = set(self._still_open())
-            # Behind the fence: nobody else replays a letter between the choice and the commit.
-            chosen = list(choose([place for place in places if place in open_now]))
-            if chosen:
-                transactions.begin()
-                _write(transactions, self._topic, [(place, places[place]) for place in chosen])
-                transactions.commit(f"Write on topic {self._topic}")
-            return chosen
-
-    def _still_open(self) -> list[str]:
-        try:
-            return self.newest(
-                lambda one: one.place if one.became is None else None,
-                keep=DeadLetter.without_content,
-                # A committed mark behind an open transaction of anybody cannot be read yet, and its
-                # letter would be replayed a second time.
-                bounds_of=ShardJournal.settled_bounds,
-            )
-        except JournalLost as error:
-            raise type(error)(f"nothing was replayed or discarded; try again: {error}") from None
-
 
 def _closing_of(record: Record) -> list[tuple[str, Closing]]:
     """The letter that a mark names, and what became of it; empty if the record is a letter."""
@@ -262,37 +221,3 @@ def _closing_of(record: Record) -> list[tuple[str, Closing]]:
         return []
     closing, _, place = held.decode(errors="replace").partition(" ")
     return [(place, known) for known in get_args(Closing) if known == closing]
-
-
-def _write(
-    transactions: Transactions, topic: str, letters: Sequence[tuple[str, ReplayRecord | None]]
-) -> None:
-    failed: list[tuple[str | None, KafkaError]] = []
-
-    def report(error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            failed.append((message.topic(), error))
-
-    try:
-        for place, replay in letters:
-            if replay is not None:
-                there, partition = replay.shard
-                transactions.send(
-                    there, replay.value, replay.key, partition, report, replay.headers
-                )
-            closing = "discarded" if replay is None else "replayed"
-            letter_place = placed(place)
-            assert letter_place is not None
-            assert letter_place[0].topic == topic
-            mark: Headers = [(HEADER, f"{closing} {place}".encode())]
-            transactions.send(topic, None, None, letter_place[0].partition, report, mark)
-    except KafkaException as error:
-        transactions.abort()
-        raise JournalLost(f"nothing was written: {error}") from None
-    left = transactions.flush()
-    if failed:
-        where, cause = failed[0]
-        transactions.abort()
-        raise journal_error(KafkaException(cause), "nothing was written", f"Write on topic {where}")
-    if left:
-        raise JournalLost(f"{left} records were not acknowledged; nothing was written")

@@ -15,12 +15,14 @@ import redis
 
 from blackbox.embedded import EmbeddedRedis
 from blackbox.embedded.tcp_ports import free_port
+from blackbox.engine.spark.dispatch_task import ABANDONED_S
 from blackbox.index import bus as bus_module
 from blackbox.index.bus import Bus, Listener
 from blackbox.records.errors import IndexLost
 from tests.support.world import until
 
 WAIT_S = 0.1
+REPEATED_S = 1.0  # of leases
 
 OpenListener = Callable[..., Listener]
 OpenBus = Callable[..., Bus]
@@ -185,12 +187,13 @@ def test_a_connection_that_redis_closed_is_opened_again(
 
 
 class Relay:
-    """A proxy to Redis that can fall silent without ending its connections, as a dead host does."""
+    """A proxy to Redis that can fall silent without ending its connections, as a dead host does.
+
+    New connections can lead to another server, as after a change in DNS.
+    """
 
     def __init__(self, url: str) -> None:
-        address = urlsplit(url)
-        assert address.hostname is not None
-        self._there = address.hostname, address.port
+        self.lead_to(url)
         self._server = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._server]
         self._silent: set[socket.socket] = set()
@@ -204,6 +207,12 @@ class Relay:
     def fall_silent(self) -> None:
         """Forward nothing on existing connections; new ones work."""
         self._silent.update(self._sockets[1:])
+
+    def lead_to(self, url: str) -> None:
+        """Connect to this server from now on; existing connections stay with theirs."""
+        address = urlsplit(url)
+        assert address.hostname is not None
+        self._there = address.hostname, address.port
 
     def close(self) -> None:
         for one in self._sockets:
@@ -227,38 +236,69 @@ class Relay:
                     target.sendall(data)
 
 
+@pytest.fixture
+def relay(real_redis: EmbeddedRedis) -> Iterator[Relay]:
+    relay = Relay(real_redis.url)
+    yield relay
+    relay.close()
+
+
 def test_a_listener_reconnects_after_redis_falls_silent(
-    real_redis: EmbeddedRedis,
+    relay: Relay,
     open_listener: OpenListener,
     open_bus: OpenBus,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
-    relay = Relay(real_redis.url)
-    try:
-        listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours")
-        relay.fall_silent()
-        wait_until_received(bus, listener, "after")
-    finally:
-        relay.close()
+    listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours")
+    relay.fall_silent()
+    wait_until_received(bus, listener, "after")
 
 
-def test_a_listener_without_notes_keeps_its_connection(
-    real_redis: EmbeddedRedis,
+def test_a_listener_that_receives_notes_keeps_its_connection(
+    relay: Relay,
     open_listener: OpenListener,
     open_bus: OpenBus,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bus_module, "SILENCE_S", 0.1)
-    relay = Relay(real_redis.url)
-    try:
-        listener = open_listener("ours", "soon", url=relay.url)
-        assert listener.next(1) is None
-        assert relay.connections == 1
-        open_bus("ours").send("soon", 1)
-        assert listener.next(5) == ("soon", 1)
-    finally:
-        relay.close()
+    monkeypatch.setattr(bus_module, "SILENCE_S", 1.0)
+    listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours")
+    for number in range(20):
+        bus.send("soon", number)
+        assert listener.next(5) == ("soon", number)
+        time.sleep(WAIT_S)
+    assert relay.connections == 1
+
+
+def test_a_bus_follows_its_name_to_another_server(
+    relay: Relay,
+    own_redis: EmbeddedRedis,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "RECONNECT_S", 0.3)
+    bus, listener = open_bus("ours", relay.url), open_listener("ours", "soon", url=own_redis.url)
+    bus.send("soon", "before")
+    relay.lead_to(own_redis.url)  # the server before still accepts notes, as a replica does
+    wait_until_received(bus, listener, "after")
+
+
+def test_a_listener_follows_its_name_to_another_server(
+    relay: Relay,
+    own_redis: EmbeddedRedis,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
+    listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours", own_redis.url)
+    relay.lead_to(own_redis.url)  # the server before still answers a ping
+    wait_until_received(bus, listener, "after")
+
+
+def test_both_ends_together_find_another_server_before_a_task_ends() -> None:
+    assert bus_module.RECONNECT_S + bus_module.SILENCE_S + REPEATED_S < ABANDONED_S
 
 
 def test_a_full_redis_still_forwards_notes(

@@ -144,12 +144,13 @@ def why_unready(service: ServiceProcess) -> dict[str, str]:
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_windows_hand_their_shards_over_quickly_and_without_duplicates(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, delivery: str
 ) -> None:
     settings = tmp_path / "spark.properties"
     settings.write_text("spark.blackbox.window.seconds=2\n")
-    service = world.start_service(spark_config=settings).wait_ready()
+    service = world.start_service(spark_config=settings, delivery=delivery).wait_ready()
     world.ask(500, within_s=1)
     world.wait_delivered()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import tracemalloc
 from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from blackbox.admin import dead_letters
 from blackbox.admin.admin import Admin
 from blackbox.api.answers import LetterState
 from blackbox.journal.dead_letter_topic import (
@@ -23,7 +25,7 @@ from blackbox.journal.dead_letter_topic import (
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.outgoing import LETTER_HEADERS
-from tests.support.world import World
+from tests.support.world import World, read_all
 
 pytestmark = pytest.mark.service
 
@@ -167,6 +169,36 @@ def test_a_letter_whose_mark_an_open_transaction_hides_is_not_replayed_again(
         assert admin.close_letters([place], replay=True).done == []
         [letter] = [one for one in admin.letters(is_open=False) if one.place == place]
     assert letter.became == "replayed"
+
+
+def test_many_large_dead_letters_are_read_once_and_replayed_in_several_transactions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    producer = Producer(settings | {"enable.idempotence": True})  # else a retry changes the order
+    for number in range(3):
+        about = headers(world.requests, number)
+        producer.produce(world.dead_letters, b"no request %d" % number, headers=about)
+    assert producer.flush(60) == 0
+    places = [f"{world.dead_letters}/0@{offset}" for offset in range(3)]
+    monkeypatch.setattr(dead_letters, "MOST_REPLAYED_BYTES", 1)
+    looks: list[object] = []
+    newest = DeadLetterTopic.newest
+
+    def counted(topic: DeadLetterTopic, take: Any, limit: int | None = None, **more: Any) -> Any:
+        looks.append(more.get("is_settled"))
+        return newest(topic, take, limit, **more)
+
+    monkeypatch.setattr(DeadLetterTopic, "newest", counted)
+    with closing(Admin(world.settings())) as admin:
+        done = admin.close_letters(places, replay=True)
+        assert (done.done, done.left) == (places, {})
+        assert looks == [True]
+        assert admin.letters() == []
+    written = read_all(world.kafka.bootstrap_servers, world.requests)
+    assert [record.value() for record in written] == [b"no request %d" % n for n in range(3)]
+    assert len({record.offset() for record in written}) == 3
+    assert written[-1].offset() == 4, "markers of two transactions are between the records"
 
 
 def test_dead_letters_of_another_deployment_are_neither_shown_nor_closed(world: World) -> None:

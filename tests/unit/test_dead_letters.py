@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.core.plan import Bounds, Positions
 from blackbox.formats import Options, make_format
 from blackbox.journal.dead_letter_topic import DeadLetter, ReplayRecord
+from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.outgoing import MESSAGE_ONLY
 from blackbox.records.request import Record, Shard, request_id
 
@@ -24,7 +25,8 @@ class FakeLookup:
     """The index and the end of one shard; `letters` and `written` are the dead-letter topic's.
 
     An open transaction hides the requests from `stable_end` to `log_end`. Not all offsets have `records`.
-    `there` are those that are read for a letter. `read_whole` are the letters whose content was read last.
+    `there` are those that are read for a letter. `looks` counts the reads of all letters, and
+    `read_whole` are those whose content was read last. A transaction may have one of the `failures`.
     """
 
     holders: dict[str, int] = field(default_factory=dict)
@@ -34,7 +36,9 @@ class FakeLookup:
     records: tuple[int, ...] = tuple(range(10))
     there: dict[int, Record] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
+    looks: int = 0
+    transactions: list[list[str]] = field(default_factory=list)
+    failures: dict[int, RecoveryRequired] = field(default_factory=dict)
     read_whole: list[str] = field(default_factory=list)
     access: Any = None
     formats: Any = field(
@@ -44,6 +48,10 @@ class FakeLookup:
     @property
     def inspector(self) -> FakeLookup:
         return self
+
+    @property
+    def written(self) -> list[str]:
+        return [place for places in self.transactions for place in places]
 
     def positions(self, shard: Shard) -> Positions:
         return Positions(self.read_to, 0)
@@ -87,22 +95,30 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
         def __init__(self, *_: Any) -> None: ...
 
         def newest(
-            self, take: Callable[[DeadLetter], DeadLetter | None], limit: Any = None, *, keep: Any
+            self,
+            take: Callable[[DeadLetter], DeadLetter | None],
+            limit: Any = None,
+            *,
+            keep: Any,
+            is_settled: bool = False,
         ) -> Any:
+            made.looks += 1
             return [keep(letter) for letter in made.letters if take(letter)]
 
         def whole(self, places: Iterable[str]) -> dict[str, DeadLetter]:
             made.read_whole = list(places)
             return {letter.place: letter for letter in made.letters if letter.place in places}
 
-        def close_letters(
-            self,
-            places: Mapping[str, ReplayRecord | None],
-            choose: Callable[[Sequence[str]], Sequence[str]] = lambda places: places,
-        ) -> list[str]:
-            done = choose(list(places))
-            made.written += done
-            return list(done)
+    class FakeCloser:
+        def __init__(self, *_: Any) -> None: ...
+        def open(self) -> None: ...
+        def close(self) -> None: ...
+
+        def write(self, letters: Mapping[str, ReplayRecord | None]) -> None:
+            made.transactions.append(list(letters))
+            if failure := made.failures.get(len(made.transactions)):
+                made.transactions.pop()
+                raise failure
 
     class FakeJournal:
         def __init__(self, shard: Shard, access: object) -> None:
@@ -114,6 +130,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> FakeLookup:
         def close(self) -> None: ...
 
     monkeypatch.setattr(dead_letters, "DeadLetterTopic", FakeTopic)
+    monkeypatch.setattr(dead_letters, "LetterCloser", FakeCloser)
     monkeypatch.setattr(dead_letters, "ShardJournal", FakeJournal)
     monkeypatch.setattr(replay_conflicts, "PartitionReader", FakeReader)
     monkeypatch.setattr(replay_conflicts, "READ_WITHIN_S", 0)
@@ -248,12 +265,51 @@ def test_a_letter_that_has_a_message_instead_of_a_request_is_not_replayed(
 
 @pytest.fixture
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Replays of 400 bytes at once."""
+    """Transactions of 400 bytes, one in each call."""
     monkeypatch.setattr(dead_letters, "MOST_REPLAYED_BYTES", 400)
+    monkeypatch.setattr(dead_letters, "REPLAYED_WITHIN_S", -1)
     return 400
 
 
-def test_letters_with_much_content_are_replayed_in_several_calls(
+@pytest.fixture
+def much_time(few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "REPLAYED_WITHIN_S", 60)
+
+
+@pytest.mark.usefixtures("much_time")
+def test_letters_with_much_content_are_looked_for_once_and_replayed_in_several_transactions(
+    lookup: FakeLookup,
+) -> None:
+    large = asked("x" * 300, None)
+    places = [lookup.add(n, large) for n in range(5)]
+
+    assert closed(lookup, *places) == ClosedLetters(places, {})
+    assert lookup.transactions == [places[:2], places[2:4], places[4:]]
+    assert lookup.looks == 1
+
+
+@pytest.mark.usefixtures("much_time")
+def test_letters_before_a_failed_transaction_are_reported_as_replayed(lookup: FakeLookup) -> None:
+    large = asked("x" * 300, None)
+    gone = lookup.add(0, b"", "(value of 9 bytes left out)")
+    lookup.letters[-1] = replace(lookup.letters[-1], value=None)
+    places = [lookup.add(n, large) for n in range(1, 6)]
+    lookup.failures[2] = JournalLost("nothing was written")
+
+    done = closed(lookup, gone, *places)
+
+    assert done.done == lookup.written == places[:2]
+    assert "no longer in Kafka" in done.left.pop(gone)
+    assert done.left == dict.fromkeys(places[2:], "nothing was written")
+
+
+def test_a_replay_whose_first_transaction_fails_raises_the_reason(lookup: FakeLookup) -> None:
+    lookup.failures[1] = JournalLost("nothing was written")
+    with pytest.raises(JournalLost, match="nothing was written"):
+        closed(lookup, lookup.add(0, asked("v1")))
+
+
+def test_letters_for_which_a_call_has_no_time_are_replayed_in_the_next_calls(
     lookup: FakeLookup, few_bytes: int
 ) -> None:
     large = asked("x" * 300, None)
@@ -271,7 +327,7 @@ def test_letters_with_much_content_are_replayed_in_several_calls(
     assert calls == [places[2:3] + places[:1], [places[4], places[1]], [places[3]]]
 
 
-def test_a_letter_that_is_larger_than_all_that_is_replayed_at_once_is_replayed_alone(
+def test_a_letter_that_is_larger_than_a_transaction_is_replayed_alone(
     lookup: FakeLookup, few_bytes: int
 ) -> None:
     first, second = (lookup.add(n, asked("x" * 2 * few_bytes, None)) for n in range(2))

@@ -25,7 +25,7 @@ LATER = WHOLE._replace(timestamp_ms=60_002, has_broker_time=True)
 
 
 class Letters:
-    """The dead-letter topic, with one letter: that of `original` in this form, from 0."""
+    """The dead-letter topic and its closer, with one letter: that of `original` in this form, from 0."""
 
     def __init__(self, original: Record, form: int) -> None:
         forms = list(forms_of(SHARD, "letters", original, "outcome-unknown", "it may have been"))
@@ -38,16 +38,20 @@ class Letters:
         self,
         take: Callable[[DeadLetter], DeadLetter | None],
         limit: int | None = None,
-        keep: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
+        *,
+        keep: Callable[[DeadLetter], DeadLetter],
+        is_settled: bool,
     ) -> list[DeadLetter]:
         return [keep(self.letter)]
 
     def whole(self, places: Iterable[str]) -> dict[str, DeadLetter]:
         return dict.fromkeys(places, self.letter)
 
-    def close_letters(self, places: Mapping[str, ReplayRecord | None], choose: object) -> list[str]:
-        [self.replayed] = places.values()
-        return list(places)
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+
+    def write(self, letters: Mapping[str, ReplayRecord | None]) -> None:
+        [self.replayed] = letters.values()
 
 
 def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, there: Record) -> ClosedLetters:
@@ -60,6 +64,7 @@ def replay(monkeypatch: pytest.MonkeyPatch, letters: Letters, there: Record) -> 
         def close(self) -> None: ...
 
     monkeypatch.setattr(DeadLetters, "_dead_letter_topic", lambda _: letters)
+    monkeypatch.setattr(dead_letters, "LetterCloser", lambda *_: letters)
     monkeypatch.setattr(dead_letters, "ShardJournal", lambda *_: Journal())
     lookup = StatusLookup(load(kafka_bootstrap_servers="127.0.0.1:1"))
     return DeadLetters(lookup, "letters").close_letters([PLACE], replay=True)

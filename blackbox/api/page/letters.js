@@ -99,8 +99,8 @@ async function closeLetters(how, letters) {
   await look({ isForced: true });
 }
 
-// A call replays a limited amount of content. Those that it has not reached are named again, alone: else the same ones
-// would be refused first each time.
+// A call replays for a limited time. Those that it has not reached are named again, alone: else the same ones would be
+// refused first each time.
 async function closeAll(how, places) {
   const headers = { "Content-Type": "application/json" };
   let count = 0;

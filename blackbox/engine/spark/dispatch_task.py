@@ -103,7 +103,7 @@ class _WindowRun:
         self._lease_s = time.monotonic()
         self._is_over = False
         self._opened_ms: int | None = None
-        self._reported: set[Shard] | None = None
+        self._reported: tuple[set[Shard], frozenset[Shard]] | None = None
 
     def run(self) -> dict[str, Any]:
         """Own the shards until the window ends; returns the last report."""
@@ -121,7 +121,7 @@ class _WindowRun:
                     polled_s = now
                     self._pool.poll()
                 # Changes are reported at once: readiness and handovers depend on them.
-                has_changed = self._pool.open_shards() != self._reported
+                has_changed = (self._pool.open_shards(), self._shards) != self._reported
                 if has_changed or now - reported_s >= REPORT_S:
                     reported_s = now
                     self._observe()
@@ -189,7 +189,7 @@ class _WindowRun:
         is_open = self._pool.open_shards()
         if self._opened_ms is None and self._shards and is_open >= self._shards:
             self._opened_ms = self._clock.earliest_ms()
-        self._reported = is_open
+        self._reported = is_open, self._shards
         return {
             "group": self._window.group,
             "number": self._window.number,

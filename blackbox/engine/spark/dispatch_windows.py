@@ -17,7 +17,7 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_pool import STUCK_S
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
-from blackbox.engine.spark.running_window import RunningWindow
+from blackbox.engine.spark.running_window import RunningWindow, lease_for
 from blackbox.index.bus import Bus, Listener
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.errors import IndexLost
@@ -63,6 +63,7 @@ class DispatchWindows:
         self._bus = Bus(url, self.settings.group_id)
         self._listener = Listener(url, self.settings.group_id, (report_of(self.run),))
         self._topics = list(self.settings.topics)
+        self._is_fenced = self.settings.delivery == "exactly-once"
         self._shards: frozenset[Shard] = frozenset()
         self._count = 0
         self._number = 0
@@ -96,13 +97,9 @@ class DispatchWindows:
     def renew(self) -> bool:
         """Send the tasks their lease, every second: the driver lives, and these are their shards; False if it fails."""
         with self._lock:
-            lease = {
-                str(group): [
-                    self._current.get(group, 0),  # 0: its tasks have higher numbers, and wait
-                    [list(shard) for shard in sorted(self._shards_of(group))],
-                ]
-                for group in range(self._count)
-            }
+            # 0: its tasks have higher numbers, and wait
+            wanted = {n: (self._current.get(n, 0), self._shards_of(n)) for n in range(self._count)}
+            lease = lease_for(wanted, self._running.values(), is_fenced=self._is_fenced)
         try:
             with self._bus_lock:
                 self._bus.send(lease_of(self.run), lease)
@@ -187,6 +184,7 @@ class DispatchWindows:
                 self._log_failure(present, pause_s)
                 lasted_s = time.monotonic() - present.began_s
                 present, following = following, None
+                self.renew()  # its shards may have waited for its end
                 if present is None and failed:
                     pause_s = self._pause(FIRST_PAUSE_S if lasted_s > LONGEST_PAUSE_S else pause_s)
             elif following is not None and following.heard_s > following.began_s:
@@ -204,7 +202,8 @@ class DispatchWindows:
     def _launch(self, group: int) -> RunningWindow:
         with self._lock:
             self._number += 1
-            # A successor gets no shards from its launch: its predecessor still owns them.
+            # A successor gets no shards from its launch: its predecessor still owns them. Without
+            # fencing no window does: until it has a slot, they may be another group's.
             is_first = not any(window.group == group for window in self._running.values())
             window = Window(
                 run=self.run,
@@ -212,7 +211,7 @@ class DispatchWindows:
                 access=self.access,
                 group=group,
                 number=self._number,
-                shards=self._shards_of(group) if is_first else frozenset(),
+                shards=self._shards_of(group) if is_first and self._is_fenced else frozenset(),
                 length_s=2 * self._window_s,
             )
             running = self._running[window.number] = RunningWindow(window.number, group)

@@ -11,7 +11,7 @@ BUGS = (
         (
             Change(
                 "admin/dead_letters.py",
-                "            left.update(conflicts(self.lookup, replays, lambda place: self._is_there(whole[place])))\n",
+                "        left |= conflicts(self.lookup, records, lambda place: self._is_there(whole[place]))\n",
                 "",
             ),
         ),
@@ -134,5 +134,37 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_replayed_records.py",),
+    ),
+    Bug(
+        "letters-read-for-each-transaction",
+        "A replay of many large dead letters writes one transaction in each call, and each call reads all letters again.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "            if time.monotonic() > until_s:\n",
+                "            if True:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py"
+            "::test_letters_with_much_content_are_looked_for_once_and_replayed_in_several_transactions",
+        ),
+    ),
+    Bug(
+        "replayed-but-reported-as-failed",
+        "If Kafka fails during a replay, the letters that were replayed before that are not reported.",
+        (
+            Change(
+                "admin/dead_letters.py",
+                "                if not done:\n                    raise\n",
+                "                if True:\n                    raise\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dead_letters.py"
+            "::test_letters_before_a_failed_transaction_are_reported_as_replayed",
+        ),
     ),
 )

@@ -296,4 +296,36 @@ BUGS = (
         (),
         ("tests/unit/test_shard_owner.py",),
     ),
+    Bug(
+        "taken-over-in-flight",
+        "Spark, at least once: a window gets a shard while the one before it waits for a broker. The batch is delivered twice.",
+        (
+            Change(
+                "engine/spark/running_window.py",
+                "            shards -= {shard for other in others for shard in shards if other.may_deliver(shard)}\n",
+                "            shards -= {shard for other in others for shard in shards if False}\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch_windows.py"
+            "::test_without_transactions_a_successor_gets_a_shard_when_its_predecessor_has_ended",
+        ),
+    ),
+    Bug(
+        "owned-before-the-lease",
+        "Spark, at least once: a window opens the shards of its launch, although another may have got them since.",
+        (
+            Change(
+                "engine/spark/dispatch_windows.py",
+                "is_first and self._is_fenced else",
+                "is_first else",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch_windows.py"
+            "::test_without_transactions_a_window_gets_its_shards_from_a_lease_only",
+        ),
+    ),
 )

@@ -502,4 +502,24 @@ BUGS = (
         (),
         ("tests/unit/test_redis_servers.py",),
     ),
+    Bug(
+        "notes-to-the-server-before",
+        "Spark: after a failover by DNS, the driver sends its leases to the old primary. New windows get none, and end.",
+        (Change("index/bus.py", "                self._clients.close()\n", ""),),
+        (),
+        ("tests/contract/test_bus.py::test_a_bus_follows_its_name_to_another_server",),
+    ),
+    Bug(
+        "listens-to-the-server-before",
+        "Spark: after a failover by DNS, a task listens to the old primary until it ends.",
+        (
+            Change(
+                "index/bus.py",
+                "        elif time.monotonic() - self._heard_s > SILENCE_S:\n            self._drop()\n",
+                "",
+            ),
+        ),
+        (),
+        ("tests/contract/test_bus.py::test_a_listener_follows_its_name_to_another_server",),
+    ),
 )

@@ -465,9 +465,9 @@ BUGS = (
         "A replay reads the dead letters without the marks that an open transaction hides, and repeats earlier replays.",
         (
             Change(
-                "journal/dead_letter_topic.py",
-                "                bounds_of=ShardJournal.settled_bounds,\n",
-                "                bounds_of=ShardJournal.request_bounds,\n",
+                "admin/dead_letters.py",
+                "                is_settled=True,\n",
+                "",
             ),
         ),
         (),
