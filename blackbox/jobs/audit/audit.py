@@ -174,7 +174,7 @@ class _Audit:
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
-        of_requests = exceptions(judged, seen_ms, late_ms, targets=targets)
+        of_requests = exceptions(judged, seen_ms, late_ms, there)
         wrong = self._keep(of_requests.unionByName(gone(outcomes)))
         of_positions = [*beyond, *stuck]
         named, by_kind = named_and_counted(wrong, of_positions)

@@ -144,12 +144,54 @@ BUGS = (
         (
             Change(
                 "jobs/audit/exceptions.py",
-                "~any_of(several, same, may_be_compacted_away),\n",
-                "~any_of(several, same),\n",
+                "any_of(is_kept & ~is_true(may_be_compacted_away), is_beyond",
+                "any_of(is_kept, is_beyond",
             ),
         ),
         (),
         ("tests/pipeline/test_audit.py::test_each_planted_fault_is_found_and_nothing_else",),
+    ),
+    Bug(
+        "audit-of-lost-targets",
+        "The audit counts messages as delivered that are beyond the end of their target, or whose target is gone.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                "any_of(is_kept & ~is_true(may_be_compacted_away), is_beyond, is_gone)",
+                "any_of(is_kept & ~is_true(may_be_compacted_away))",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_each_planted_fault_is_found_and_nothing_else",),
+    ),
+    Bug(
+        "audit-of-hidden-messages",
+        "The audit does not expect messages beyond an open transaction of another producer in their target.",
+        (
+            Change(
+                "jobs/audit/targets.py",
+                'ReadableBounds(access, "read_uncommitted")',
+                "ReadableBounds(access)",
+            ),
+        ),
+        (),
+        ("tests/unit/test_audit_targets.py",),
+    ),
+    Bug(
+        "audit-looks-for-the-history",
+        "The audit misses messages to the history topic, which it does not read.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                ' & ~col("to_topic").eqNullSafe(lit(unread))\n',
+                "\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_of_schedules_only_those_whose_records_and_receipts_are_kept_are_judged",
+        ),
     ),
     Bug(
         "audit-of-the-history",
