@@ -83,6 +83,11 @@ class Books:
         self._connections.disconnect()
         self.client.close()
 
+    def bind(self) -> None:
+        """Bind the index to the topics, as an owner does when it opens the shard."""
+        self.index.load()
+        self.index.take_over(self._journal.binding(self.settings.group_id))
+
     def ask(self, in_s: float = 3600, caller: str = "tests", **more: object) -> int:
         """Write a request to the journal only; returns its offset."""
         asked = {"topic": self.target, "message": "hello", "countdown": in_s} | more
@@ -178,6 +183,13 @@ class Books:
         at = [TopicPartition(name, partition, offset) for name, offset in below.items() if offset]
         for future in admin.delete_records(at).values():
             future.result(30)
+
+    def lose_receipts(self) -> None:
+        """Delete the receipts topic."""
+        topic = receipts_topic(self.shard.topic)
+        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
+        admin.delete_topics([topic])[topic].result(30)
+        until("it is deleted", lambda: topic not in admin.list_topics(timeout=10).topics)
 
     def carry(self, previous: int) -> int:
         """Write a request again, as promotion does; returns the offset of the carried record."""
@@ -955,6 +967,60 @@ def test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited(
 
     assert (kinds(verdict), verdict.requests) == ([], 1)
     assert verdict.read_targets == [books.target]
+
+
+def test_requests_whose_receipts_were_lost_are_not_judged(shelf: Shelf, tmp_path: Path) -> None:
+    [books] = shelf.books
+    books.bind()
+    delivered, refused, pending = books.ask(0), books.ask(), books.ask()
+    books.run_intake()
+    books.deliver(delivered)
+    books.settle(Receipt(now_ms(), dead=[refused]))
+    books.lose_receipts()
+    books.world.create(NewTopic(receipts_topic(books.shard.topic), 1))
+    bound = CliRunner().invoke(
+        app, ["rebind", books.shard.topic, "--pending", "deliver"], env=shelf.environment
+    )
+    assert bound.exit_code == 0, bound.output
+    books.bind()
+    forgotten = books.ask()
+    books.run_intake()
+    books.forget(forgotten)
+    # No mark says yet that the lost receipts name none of the requests above it.
+    books.settle(Receipt(now_ms(), mark=Mark(pending, 0)))
+
+    verdict = shelf.audit(targets=True)
+
+    assert kinds(verdict) == []
+    assert {state: count for state, count in verdict.states.items() if count} == {
+        "pending": 1, "unknown": 3,
+    }  # fmt: skip
+    assert verdict.unknown == 3
+
+    # The next walk found a mark behind the barrier. The ledger has the barrier, too.
+    books.settle(Receipt(now_ms(), mark=Mark(forgotten, 2)))
+    path = str(tmp_path / "ledger")
+    extend(shelf.spark, shelf.settings, kafka(shelf.settings), path)
+    books.cut(receipts=3)
+
+    verdict = shelf.audit(kept=Ledger.open(shelf.spark, path))
+
+    assert kinds(verdict) == [("lost", forgotten)]
+    assert verdict.unknown == 2
+
+
+def test_an_audit_fails_if_a_receipts_topic_is_missing(
+    shelf: Shelf, type_audit: Callable[..., Result]
+) -> None:
+    [books] = shelf.books
+    books.deliver_now()
+    books.lose_receipts()
+
+    answer = type_audit()
+
+    assert (answer.exit_code, answer.stdout) == (1, ""), answer.output
+    assert f"the topic {receipts_topic(books.shard.topic)} does not exist" in answer.stderr
+    assert "blackbox rebind" in answer.stderr
 
 
 def test_an_audit_fails_if_one_of_the_request_topics_does_not_exist(

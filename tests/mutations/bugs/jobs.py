@@ -284,6 +284,45 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-of-lost-receipts",
+        "The audit ignores that a barrier says that the receipts before it are lost, and reports ended requests as lost.",
+        (
+            Change(
+                "jobs/audit/positions.py",
+                "cuts, losses = _cuts(later), _losses(outcomes)\n",
+                "cuts, losses = _cuts(later), {}\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_requests_whose_receipts_were_lost_are_not_judged",),
+    ),
+    Bug(
+        "audit-by-a-mark-from-before-the-loss",
+        "The audit judges requests by a low-water mark that says nothing of the receipts that were lost.",
+        (
+            Change(
+                "jobs/audit/positions.py",
+                "loss.receipt + 1 for shard",
+                "0 for shard",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_requests_whose_receipts_were_lost_are_not_judged",),
+    ),
+    Bug(
+        "audit-without-receipts",
+        "The audit takes a receipts topic that does not exist for an empty one, and reports ended requests as lost.",
+        (
+            Change(
+                "jobs/audit/topic_check.py",
+                "    if lacking:\n",
+                "    if lacking and not written:\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_an_audit_fails_if_a_receipts_topic_is_missing",),
+    ),
+    Bug(
         "audit-of-hidden-receipts",
         "The audit does not wait for receipts of messages that it has read in targets already.",
         (
@@ -331,7 +370,7 @@ BUGS = (
         (
             Change(
                 "jobs/audit/audit.py",
-                "        self._check_topics(first)\n",
+                "        check_topics(first, self._settings, self._access)\n",
                 "",
             ),
         ),
