@@ -61,8 +61,9 @@ class ReadableBounds:
     from two threads at once.
     """
 
-    def __init__(self, access: KafkaAccess) -> None:
+    def __init__(self, access: KafkaAccess, isolation: str = "read_committed") -> None:
         self._access = access
+        self._isolation = isolation
         self._asking: Consumer | None = None
         self._watcher: Consumer | None = None
         self._monitor: ConnectionMonitor | None = None
@@ -79,6 +80,7 @@ class ReadableBounds:
     def last(self, partitions: Iterable[Partition]) -> Offsets:
         """The last stable offsets: nothing beyond them can be read until open transactions have ended.
 
+        With `read_uncommitted`, the high watermarks: the ends of the logs, with open transactions.
         Raises JournalLost when a topic or partition does not exist.
         """
         return self._offsets(list(partitions), OFFSET_END, OUTAGE_S)
@@ -140,7 +142,8 @@ class ReadableBounds:
     def _asking_consumer(self) -> Consumer:
         # Not the watcher: on its connection, an answer would wait for the fetch in flight. Not an
         # admin client: with one in ten, the first list_offsets takes a second.
-        self._asking = self._asking or self._access.consumer()
+        if self._asking is None:
+            self._asking = self._access.consumer(**{"isolation.level": self._isolation})
         return self._asking
 
     def _offsets(self, partitions: Sequence[Partition], end: int, patience_s: float) -> Offsets:

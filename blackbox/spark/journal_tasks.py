@@ -44,8 +44,9 @@ OUTCOMES = (
 
 `outcome` is delivered, dead, expired, invalid, void, gone (then `to_offset` is where that ends),
 ignored (a conditional record that did not count), cut (from this offset on, this and earlier receipts
-name other requests than the current ones), or mark (no receipt below `to_offset` names a request from
-this offset on).
+name other requests than the current ones), mark (no receipt below `to_offset` names a request from
+this offset on), or unknown (requests that were due before the time `to_offset`, epoch ms, may have an
+outcome that is in no receipt; `offset` is how far the writer had read).
 """
 
 
@@ -174,6 +175,8 @@ def _outcomes(receipt: Receipt) -> Iterator[tuple[str, int, tuple[Any, Any, Any]
         yield "gone", first, (None, None, end)
     if receipt.mark is not None:
         yield "mark", receipt.mark.requests, (None, None, receipt.mark.receipts)
+    if receipt.unknown_ms:
+        yield "unknown", receipt.read, (None, None, receipt.unknown_ms)
     for outcome in ("ignored", "cut"):
         for offset in getattr(receipt, outcome):
             yield outcome, offset, nowhere

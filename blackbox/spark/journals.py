@@ -29,6 +29,9 @@ PLACE = [*SHARD, "offset"]
 
 TABLES = ("requests", "outcomes")
 
+NO_OUTCOMES = ("void", "gone", "ignored", "cut", "mark", "unknown")
+"""What a row of outcomes may say instead of how a request has ended."""
+
 
 class JournalKey(NamedTuple):
     """One of the two journals of a shard, by the table that its records go to."""
@@ -199,7 +202,7 @@ def without_void(outcomes: DataFrame) -> DataFrame:
         .groupBy(PLACE)
         .agg(largest("receipt").alias("void_at"))
     )
-    others = outcomes.where(~col("outcome").isin("void", "gone", "ignored", "cut", "mark"))
+    others = outcomes.where(~col("outcome").isin(*NO_OUTCOMES))
     # Torn transactions are rare. An outcome behind the void one is that of the next delivery.
     valid = (
         others.join(broadcast(void), PLACE, "left")

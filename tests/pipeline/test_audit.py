@@ -83,6 +83,11 @@ class Books:
         self._connections.disconnect()
         self.client.close()
 
+    def bind(self) -> None:
+        """Bind the index to the topics, as an owner does when it opens the shard."""
+        self.index.load()
+        self.index.take_over(self._journal.binding(self.settings.group_id))
+
     def ask(self, in_s: float = 3600, caller: str = "tests", **more: object) -> int:
         """Write a request to the journal only; returns its offset."""
         asked = {"topic": self.target, "message": "hello", "countdown": in_s} | more
@@ -119,6 +124,12 @@ class Books:
         return self.target, *self._write(
             to or message.topic, -1, message.value, message.headers, key=key
         )
+
+    def put(self, offset: int) -> int:
+        """Write a message that names this record to the first partition of the target; returns its offset."""
+        source = self.shard.source(offset)
+        headers = [("blackbox-id", "i"), ("blackbox-due-ms", "1"), ("blackbox-source", source)]
+        return self._write(self.target, 0, "hello", headers)[1]
 
     def deliver(self, *offsets: int, at_ms: int | None = None) -> Places:
         """Deliver due requests, as dispatch does; returns the places."""
@@ -172,6 +183,13 @@ class Books:
         at = [TopicPartition(name, partition, offset) for name, offset in below.items() if offset]
         for future in admin.delete_records(at).values():
             future.result(30)
+
+    def lose_receipts(self) -> None:
+        """Delete the receipts topic."""
+        topic = receipts_topic(self.shard.topic)
+        admin = AdminClient({"bootstrap.servers": self.world.kafka.bootstrap_servers})
+        admin.delete_topics([topic])[topic].result(30)
+        until("it is deleted", lambda: topic not in admin.list_topics(timeout=10).topics)
 
     def carry(self, previous: int) -> int:
         """Write a request again, as promotion does; returns the offset of the carried record."""
@@ -466,6 +484,36 @@ def outcome_at_a_wrong_place(books: Books) -> set[tuple[str, int]]:
     return {("not-there", misplaced)}
 
 
+def beyond_the_end_of_its_target(books: Books) -> set[tuple[str, int]]:
+    """The target lost its end, or was created again."""
+    offset = books.ask(0)
+    books.run_intake()
+    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(offset, 90_000)]}))
+    return {("not-there", offset)}
+
+
+def in_a_target_that_is_gone(books: Books) -> set[tuple[str, int]]:
+    """The topic of one, the partition of the other."""
+    deleted = f"{books.target}.deleted"
+    offsets = books.ask(0, topic=deleted), books.ask(0)
+    books.run_intake()
+    places = zip((f"{deleted}/0", f"{books.target}/90"), offsets, strict=True)
+    books.settle(Receipt(now_ms(), delivered={place: [(offset, 0)] for place, offset in places}))
+    return {("not-there", offset) for offset in offsets}
+
+
+def behind_an_open_transaction_in_its_target(books: Books) -> set[tuple[str, int]]:
+    """Its message is there, but cannot be read yet."""
+    target = f"{books.target}.open"
+    books.world.create(NewTopic(target, 1))
+    offset = books.ask(0, topic=target)
+    books.run_intake()
+    books._begin_transaction(target, 0)
+    _, partition, there = books.send(offset)
+    books.settle(Receipt(now_ms(), delivered={f"{target}/{partition}": [(offset, there)]}))
+    return set()
+
+
 def in_its_target_without_outcome(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
     books.run_intake()
@@ -538,8 +586,8 @@ def plant_delivered_replacement(
     replaced = last_record(asked)
     delivered = last_record(books.replace(asked))
     books.run_intake()
-    places = {f"{books.target}/0": [(replaced, NOT_KEPT), (delivered, NOT_KEPT + 1)]}
-    books.settle(Receipt(now_ms(), delivered=places, invalid=[too_late]))
+    places = [(record, books.put(record)) for record in (replaced, delivered)]
+    books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": places}, invalid=[too_late]))
     return {("duplicated", delivered)}
 
 
@@ -574,16 +622,15 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 FAULTS: list[Fault] = [
     lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
-    outcome_at_a_wrong_place, in_its_target_without_outcome, positions_ahead, positions_behind,
+    outcome_at_a_wrong_place, beyond_the_end_of_its_target, in_a_target_that_is_gone,
+    behind_an_open_transaction_in_its_target, in_its_target_without_outcome, positions_ahead,
+    positions_behind,
     requests_that_kafka_removed, replacement_that_waits_for_its_dead_letter,
     lost_behind_an_ignored_replacement, delivered_beside_its_replacement,
     delivered_beside_its_replacement_after_promotion, messages_that_compaction_may_have_removed,
     receipt_that_a_transaction_hides, empty_redis,
 ]  # fmt: skip
 """Each plants at most one fault in correct books, and returns what an audit should find."""
-
-NOT_KEPT = 90_000
-"""An offset that the targets do not reach."""
 
 
 @pytest.mark.parametrize("shelf", [len(FAULTS)], indirect=True)
@@ -608,7 +655,7 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert not verdict.is_clean
     assert verdict.by_kind == {
         "duplicated": 4, "orphan-entry": 4, "positions-behind": 4, "late": 2, "lost": 2,
-        "no-request": 2, "not-there": 2, "positions-ahead": 2, "unaccounted": 2, "early": 1,
+        "no-request": 2, "not-there": 5, "positions-ahead": 2, "unaccounted": 2, "early": 1,
         "gone": 1, "no-payload": 1, "orphan-payload": 1,
     }  # fmt: skip
     assert verdict.callers["waits"] == {"pending": 2, "cancelled": 1}
@@ -647,15 +694,20 @@ def test_each_planted_fault_is_found_and_nothing_else(
         "the position requests stays 2, although 1 records wait",
         "the position receipts stays 1, although 1 outcomes wait",
     }
+    [beyond] = exceptions_of(verdict, beyond_the_end_of_its_target)
+    assert re.search(r"/0@90000, but this partition ends at \d+$", beyond.detail)
+    for one in exceptions_of(verdict, in_a_target_that_is_gone):
+        assert one.detail.endswith("@0, a topic or partition that does not exist any more")
     for fault, replaced, replacement in (
         (delivered_beside_its_replacement, 4, 5),
         (delivered_beside_its_replacement_after_promotion, 5, 6),
     ):
         [beside] = exceptions_of(verdict, fault)
         assert beside.id == request_id(Shard(beside.topic, beside.partition), replacement)
-        assert beside.detail == (
-            f"delivered at {shelf.books[0].target}/0@90001, although the request that it replaces, at "
-            f"{replaced}, was delivered"
+        assert re.fullmatch(
+            rf"delivered at {shelf.books[0].target}/0@\d+, although the request that it replaces, at "
+            rf"{replaced}, was delivered",
+            beside.detail,
         )
     assert {one.detail for one in exceptions_of(verdict, empty_redis)} == {
         "the shard has no position, although 2 records wait", "the shard has no position, although 1 outcomes wait",
@@ -687,9 +739,7 @@ def schedules_that_compaction_removed(books: Books) -> Expected:
     untold, delivered, twice, left = (books.leave_a_hole(*books.shard) for _ in range(4))
     pending = books.schedule("pending")
     books.run_intake()
-    source = books.shard.source(untold)
-    headers = [("blackbox-id", "i"), ("blackbox-due-ms", "1"), ("blackbox-source", source)]
-    _, at = books._write(books.target, 0, "hello", headers)
+    at = books.put(untold)
     books.settle(Receipt(now_ms(), delivered={f"{books.target}/0": [(untold, at)]}))
     books.cut(receipts=1)
     for ended in ([delivered, twice], [twice]):
@@ -730,15 +780,16 @@ def plant_marks_behind_a_refusal(books: Books) -> int:
 
 
 def copies_in_the_history_topic(books: Books) -> Expected:
-    """They are no second deliveries."""
+    """They are no second deliveries, and the audit does not look for messages there."""
     history = books.settings.history_topic
     books.world.create(NewTopic(history, 1))
     delivered = books.schedule("delivered", in_s=-1)
-    books.schedule("to the history", target=history)
+    to_history = books.schedule("to the history", in_s=-1, target=history)
     books.run_intake()
     books.deliver(delivered)
     books.send(delivered, to=history)
-    return Expected(set(), {"delivered": 1, "pending": 1})
+    books.settle(Receipt(now_ms(), delivered={f"{history}/0": [(to_history, 1)]}))
+    return Expected(set(), {"delivered": 2})
 
 
 OF_SCHEDULES = (
@@ -916,6 +967,60 @@ def test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited(
 
     assert (kinds(verdict), verdict.requests) == ([], 1)
     assert verdict.read_targets == [books.target]
+
+
+def test_requests_whose_receipts_were_lost_are_not_judged(shelf: Shelf, tmp_path: Path) -> None:
+    [books] = shelf.books
+    books.bind()
+    delivered, refused, pending = books.ask(0), books.ask(), books.ask()
+    books.run_intake()
+    books.deliver(delivered)
+    books.settle(Receipt(now_ms(), dead=[refused]))
+    books.lose_receipts()
+    books.world.create(NewTopic(receipts_topic(books.shard.topic), 1))
+    bound = CliRunner().invoke(
+        app, ["rebind", books.shard.topic, "--pending", "deliver"], env=shelf.environment
+    )
+    assert bound.exit_code == 0, bound.output
+    books.bind()
+    forgotten = books.ask()
+    books.run_intake()
+    books.forget(forgotten)
+    # No mark says yet that the lost receipts name none of the requests above it.
+    books.settle(Receipt(now_ms(), mark=Mark(pending, 0)))
+
+    verdict = shelf.audit(targets=True)
+
+    assert kinds(verdict) == []
+    assert {state: count for state, count in verdict.states.items() if count} == {
+        "pending": 1, "unknown": 3,
+    }  # fmt: skip
+    assert verdict.unknown == 3
+
+    # The next walk found a mark behind the barrier. The ledger has the barrier, too.
+    books.settle(Receipt(now_ms(), mark=Mark(forgotten, 2)))
+    path = str(tmp_path / "ledger")
+    extend(shelf.spark, shelf.settings, kafka(shelf.settings), path)
+    books.cut(receipts=3)
+
+    verdict = shelf.audit(kept=Ledger.open(shelf.spark, path))
+
+    assert kinds(verdict) == [("lost", forgotten)]
+    assert verdict.unknown == 2
+
+
+def test_an_audit_fails_if_a_receipts_topic_is_missing(
+    shelf: Shelf, type_audit: Callable[..., Result]
+) -> None:
+    [books] = shelf.books
+    books.deliver_now()
+    books.lose_receipts()
+
+    answer = type_audit()
+
+    assert (answer.exit_code, answer.stdout) == (1, ""), answer.output
+    assert f"the topic {receipts_topic(books.shard.topic)} does not exist" in answer.stderr
+    assert "blackbox rebind" in answer.stderr
 
 
 def test_an_audit_fails_if_one_of_the_request_topics_does_not_exist(

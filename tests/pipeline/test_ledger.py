@@ -183,6 +183,8 @@ class Books:
             found += [(*at, "void", offset, -1, -1) for offset in told.get("void", [])]
             for word in ("ignored", "cut"):
                 found += [(*at, word, offset, -1, -1) for offset in told.get(word, [])]
+            if unknown_ms := told.get("unknown_ms"):
+                found.append((*at, "unknown", told.get("read", 0), -1, unknown_ms))
             for word in {"gone", "mark"} & told.keys():
                 found.append((*at, word, told[word][0], -1, told[word][1]))
         return sorted(found)
@@ -348,7 +350,8 @@ def test_the_ledger_with_kafka_covers_records_that_kafka_removed(
 ) -> None:
     path = tmp_path / "ledger"
     books.ask(6)
-    books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(0, 0)]}))
+    delivered = {"orders/0": [(0, 0)]}
+    books.write_receipt(Receipt(NOON_MS, delivered=delivered, read=1, unknown_ms=NOON_MS))
     books.write_receipt(Receipt(NOON_MS, delivered={"orders/0": [(1, 1)]}, mark=Mark(1, 0)))
     books.extend(path)
     asked, told = books.requests_in_kafka(), books.outcomes_in_kafka()

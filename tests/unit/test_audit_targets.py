@@ -20,13 +20,14 @@ KEPT = TopicSettings(-1, -1, "delete", "CreateTime", 1_000_000)
 
 
 class FixedEnds:
-    def __init__(self, access: KafkaAccess) -> None: ...
+    def __init__(self, access: KafkaAccess, isolation: str = "read_committed") -> None:
+        self._end = 9 if isolation == "read_committed" else 11
 
     def first(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return dict.fromkeys(partitions, 3)
 
     def last(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        return dict.fromkeys(partitions, 9)
+        return dict.fromkeys(partitions, self._end)
 
     def close(self) -> None: ...
 
@@ -68,6 +69,7 @@ def test_the_brokers_are_asked_once_for_all_targets_that_callers_name(
     assert asked == [[*described, *invented]]
     assert (found.topics, found.compacted) == (sorted(described), {"state"})
     assert Range("state", 1, 3, 9) in found.partitions
+    assert set(found.written_to) == {11}
 
 
 def test_a_target_that_may_not_be_described_is_named_with_the_permission(

@@ -33,6 +33,7 @@ from blackbox.jobs.audit.request_statuses import (
 )
 from blackbox.jobs.audit.targets import TargetPartitions
 from blackbox.jobs.audit.tasks import HELD, HeldRows
+from blackbox.jobs.audit.topic_check import check_topics
 from blackbox.jobs.audit.tuning import tune, tune_for_few
 from blackbox.jobs.ledger.ledger import Ledger
 from blackbox.journal.topics import Topics, receipts_topic
@@ -128,7 +129,8 @@ def audited(
     What Kafka removes before it is read is not judged, nor are messages whose receipts may be hidden.
     With `late_s`, requests that were delivered, or are pending, later than this are exceptions.
     Raises JournalLost or IndexLost when Kafka or Redis does not answer, AuditError when only some of the
-    request topics exist, or when Spark had to read records again that were gone.
+    request topics exist, when the receipts of one are missing, or when Spark had to read records again
+    that were gone.
     """
     with ExitStack() as ending:
         yield _Audit(session, settings, kept, ending).run(targets=targets, late_s=late_s)
@@ -149,7 +151,7 @@ class _Audit:
     def run(self, *, targets: bool, late_s: float | None) -> Audited:
         seen_ms, began = time.time_ns() // 1_000_000, time.monotonic()
         first = reach(self._settings, self._access)  # 1
-        self._check_topics(first)
+        check_topics(first, self._settings, self._access)
         rows_to_read = _rows(first) + (0 if self._kept is None else _rows(self._kept.reach))
         tune(self._session, rows_to_read, self._ending)
         shards = tuple(of_table(first, "requests"))
@@ -174,7 +176,7 @@ class _Audit:
         counts = by_shard(judged)
         stuck = positions_behind(counts, before, self._positions(shards))  # 6
         late_ms = None if late_s is None else round(late_s * 1000)
-        of_requests = exceptions(judged, seen_ms, late_ms, targets=targets)
+        of_requests = exceptions(judged, seen_ms, late_ms, there)
         wrong = self._keep(of_requests.unionByName(gone(outcomes)))
         of_positions = [*beyond, *stuck]
         named, by_kind = named_and_counted(wrong, of_positions)
@@ -196,18 +198,6 @@ class _Audit:
         self._check_read_once()
         positions = self._session.createDataFrame(of_positions, EXCEPTIONS)
         return Audited(verdict, rows.select(STATUS_COLUMNS), wrong.unionByName(positions))
-
-    def _check_topics(self, there: Reach) -> None:
-        found = {journal.shard.topic for journal in there}
-        missing = [topic for topic in self._settings.topics if topic not in found]
-        # Without any, nothing was ever requested.
-        if missing and found:
-            raise AuditError(
-                f"the request topic {missing[0]} does not exist on "
-                f"{self._settings.kafka_bootstrap_servers}, so its requests cannot be judged; `blackbox run` "
-                "creates missing topics; if it was deleted, `blackbox rebind` then settles what was pending, "
-                "or take it out of BLACKBOX_REQUEST_TOPICS"
-            )
 
     def _keep(self, table: DataFrame) -> DataFrame:
         kept = table.persist(StorageLevel.MEMORY_AND_DISK)

@@ -33,6 +33,7 @@ from blackbox.jobs.audit.conditions import (
     may_have_hidden_receipt,
 )
 from blackbox.jobs.audit.positions import PositionFinding
+from blackbox.jobs.audit.targets import TargetPartitions
 from blackbox.spark.journals import PLACE
 
 EXCEPTIONS = (
@@ -44,14 +45,17 @@ MOST_NAMED = 10_000
 
 
 def exceptions(
-    statuses: DataFrame, now_ms: int, late_ms: int | None = None, *, targets: bool = False
+    statuses: DataFrame, now_ms: int, late_ms: int | None, there: TargetPartitions | None
 ) -> DataFrame:
-    """One row per exception; more than `late_ms` late, at `now_ms` if still pending, is one (None: never)."""
+    """One row per exception; more than `late_ms` late, at `now_ms` if still pending, is one (None: never).
+
+    `there` are the targets that were read.
+    """
     rules = _rules()
     if late_ms is not None:
         rules["late"] = _late(now_ms, late_ms)
-    if targets:
-        _add_target_rules(rules)
+    if there is not None:
+        _add_target_rules(rules, there.unread)
     faults = array(
         *(
             when(broken, struct(lit(kind).alias("kind"), detail.alias("detail")))
@@ -194,7 +198,7 @@ def _late(now_ms: int, late_ms: int) -> tuple[Column, Column]:
     return delivered | overdue, _text(what, by_ms, " ms after it was due")
 
 
-def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
+def _add_target_rules(rules: dict[str, tuple[Column, Column]], unread: str | None) -> None:
     """Add the rules about what the target topics really hold; they extend some other rules."""
     several = col("copies") > lit(1)
     twice, said_twice = rules["duplicated"]
@@ -219,16 +223,10 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         ).otherwise(said_early),
     )
     delivered = (col("outcome") == lit("delivered")) & (col("outcomes") == lit(1))
-    # Outside these offsets, retention removed the message, or it came after the target was read.
-    is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
-    may_be_compacted_away = col("may_lack") & col("copies").isNull()
     same = reduce(
         and_, (col(f"one.at_{part}") == col(f"to_{part}") for part in ("topic", "partition", "offset"))
     )  # fmt: skip
-    rules["not-there"] = (
-        delivered & is_kept & ~any_of(several, same, may_be_compacted_away),
-        _text("its receipt says", _at("to_"), ", which has another message or none"),
-    )
+    rules["not-there"] = _not_there(delivered & ~any_of(several, same), unread)
     # Its receipt may be among those that are no longer kept.
     has_receipt = (
         is_true(delivered & same)
@@ -242,6 +240,26 @@ def _add_target_rules(rules: dict[str, tuple[Column, Column]]) -> None:
         is_known() & (col("copies") == lit(1)) & ~is_true(has_receipt) & ~may_have_hidden_receipt(),
         _text(_place("one.at_"), " contains it, but no receipt says so"),
     )
+
+
+def _not_there(elsewhere: Column, unread: str | None) -> tuple[Column, Column]:
+    """`elsewhere`: a receipt says that it was delivered, and its message was not found at that place."""
+    # Below these offsets, retention removed the message; beyond them, it may have come later.
+    is_kept = (col("to_offset") >= col("kept_from")) & (col("to_offset") < col("kept_to"))
+    may_be_compacted_away = col("may_lack") & col("copies").isNull()
+    # Receipts that existed before the ends of the targets were read name messages below these ends.
+    is_earlier = col("receipt") < col("receipts_to")
+    is_beyond = is_earlier & (col("to_offset") >= col("written_to"))
+    # Only targets that requests name are looked for; a receipt may name another topic.
+    was_looked_for = (col("to_topic") == col("target")) & ~col("to_topic").eqNullSafe(lit(unread))
+    is_gone = is_earlier & was_looked_for & col("kept_from").isNull()
+    what = (
+        when(is_gone, lit(", a topic or partition that does not exist any more"))
+        .when(is_beyond, _text(", but this partition ends at ", col("written_to")))
+        .otherwise(lit(", which has another message or none"))
+    )
+    is_missing = any_of(is_kept & ~is_true(may_be_compacted_away), is_beyond, is_gone)
+    return elsewhere & is_missing, _text("its receipt says", _at("to_"), what)
 
 
 def _why_orphan() -> Column:

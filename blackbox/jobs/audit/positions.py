@@ -32,7 +32,8 @@ MARKS = (
 `…_low`, `…_high` -- the bounds of the positions while the index was read
 `steady` -- whether there were positions, and they did not go back
 `compacted` -- whether Kafka may remove records in between, as in a topic of schedules
-`receipts_complete_from_ms` -- since when all receipts are kept; null: from the first one on
+`receipts_complete_from_ms` -- since when all receipts are kept, and all outcomes in them; null: from
+the first one on
 `accounted_from` -- no receipt that is gone names a request from this one on; null: not known
 `receipts_hidden` -- whether an open transaction hides receipts of messages that can be read in targets
 `requests_from` to `requests_to` - 1, and so for receipts -- what the journals held at the start, not applied
@@ -91,9 +92,9 @@ def marks(
     after: SeenPositions,
     hiding: Collection[Shard],
 ) -> DataFrame:
-    cuts = _cuts(later)
-    complete_from = _complete_from(cuts, outcomes)
-    accounted_from = _accounted_from(cuts, outcomes)
+    cuts, losses = _cuts(later), _losses(outcomes)
+    complete_from = _complete_from(cuts, losses, outcomes)
+    accounted_from = _accounted_from(cuts, losses, outcomes)
     rows = []
     for shard in before:
         requests, receipts = (JournalKey(table, shard) for table in TABLES)
@@ -131,8 +132,36 @@ def _whole_from(span: Span, gaps: Sequence[Span]) -> int:
     return max([span.start, *(gap.end for gap in gaps)])
 
 
-def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+class _Loss(NamedTuple):
+    """Outcomes of requests that were due before `before_ms` are in no receipt; `receipt` says so first."""
+
+    before_ms: int
+    receipt: int
+
+
+def _losses(outcomes: DataFrame) -> dict[Shard, _Loss]:
+    """The latest loss that barriers name, by shard: the receipts topic was deleted and created again."""
+    # Owners repeat it in their barriers until there is a mark. The first of these barriers counts:
+    # outcomes after it are in receipts.
+    first = smallest(struct((-col("to_offset")).alias("ms"), "receipt")).alias("first")
+    found = outcomes.where(col("outcome") == lit("unknown")).groupBy(SHARD).agg(first).collect()
+    return {
+        Shard(row.topic, row.partition): _Loss(-row.first.ms, row.first.receipt) for row in found
+    }
+
+
+def _complete_from(
+    cuts: Mapping[Shard, int], losses: Mapping[Shard, _Loss], outcomes: DataFrame
+) -> dict[Shard, int]:
     """Since when all receipts are kept, epoch ms, by shard."""
+    since = {shard: loss.before_ms for shard, loss in losses.items()}
+    for shard, first_ms in _first_kept(cuts, outcomes).items():
+        since[shard] = max(first_ms, since.get(shard, 0))
+    return since
+
+
+def _first_kept(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+    """The time of the first receipt that is kept, by shard, for those that lack earlier ones."""
     if not cuts:
         return {}
     first = smallest("at_ms").alias("first")
@@ -145,8 +174,13 @@ def _complete_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard
     return {shard: found.get(shard, now_ms) for shard in cuts}
 
 
-def _accounted_from(cuts: Mapping[Shard, int], outcomes: DataFrame) -> dict[Shard, int]:
+def _accounted_from(
+    cuts: Mapping[Shard, int], losses: Mapping[Shard, _Loss], outcomes: DataFrame
+) -> dict[Shard, int]:
     """The first request that no removed receipt names, by shard, as far as a low-water mark shows it."""
+    # A mark that reaches beyond the barrier was found after the loss.
+    behind = {shard: loss.receipt + 1 for shard, loss in losses.items()}
+    cuts = {shard: max(cuts.get(shard, 0), behind.get(shard, 0)) for shard in {*cuts, *behind}}
     if not cuts:
         return {}
     # No receipt below the offset `receipts` of a mark names a request at or above the mark.

@@ -31,8 +31,11 @@ REQUEST_COLUMNS = [
     *PLACE, "timestamp_ms", "kind", "target", "due_ms", "caller", "caller_id", "carries", "origin",
 ]  # fmt: skip
 
-SPANS = "to_topic string, to_partition int, kept_from long, kept_to long, may_lack boolean"
-"""The offsets that target topics hold: `kept_from` to `kept_to` - 1; compaction `may_lack` some of them."""
+SPANS = "to_topic string, to_partition int, kept_from long, kept_to long, written_to long, may_lack boolean"
+"""The offsets that target topics hold: `kept_from` to `kept_to` - 1; compaction `may_lack` some of them.
+
+Up to `written_to` - 1 there may be records that cannot be read yet, because a transaction is open.
+"""
 
 STATUS_COLUMNS = [
     "id", *PLACE, "state", "caller", "caller_id", "target", "timestamp_ms", "due_ms", "outcome_ms",

@@ -36,12 +36,18 @@ def _described(names: Sequence[str], access: KafkaAccess) -> dict[str, tuple[int
 
 @dataclass(frozen=True, slots=True)
 class TargetPartitions:
-    """These partitions, up to their ends at one moment."""
+    """These partitions, up to their ends at one moment.
+
+    `written_to` is where their logs end, with records that cannot be read yet. `unread` is a target that
+    is never read.
+    """
 
     session: SparkSession
     access: KafkaAccess
     partitions: Sequence[Range]
+    written_to: Sequence[int]
     compacted: set[str]
+    unread: str | None
 
     @classmethod
     def named(
@@ -54,9 +60,13 @@ class TargetPartitions:
         there = [(topic, p) for topic, (count, _) in described.items() for p in range(count)]
         with closing(ReadableBounds(access)) as ends:
             begins, lasts = ends.first(there), ends.last(there)
+        # An open transaction of another producer holds the last stable offset back for any time.
+        with closing(ReadableBounds(access, "read_uncommitted")) as ends:
+            written = ends.last(there)
         partitions = [Range(*at, begins[at], lasts[at]) for at in there]
         compacted = {topic for topic, (_, is_compacted) in described.items() if is_compacted}
-        return cls(session, access, partitions, compacted)
+        written_to = [written[at] for at in there]
+        return cls(session, access, partitions, written_to, compacted, copies)
 
     @property
     def topics(self) -> list[str]:
@@ -74,7 +84,7 @@ class TargetPartitions:
         with closing(ReadableBounds(self.access)) as ends:
             begins = ends.first(there)
         rows = [
-            (*at, begins[at], one.end, one.topic in self.compacted)
-            for at, one in zip(there, self.partitions, strict=True)
+            (*at, begins[at], one.end, written_to, one.topic in self.compacted)
+            for at, one, written_to in zip(there, self.partitions, self.written_to, strict=True)
         ]
         return self.session.createDataFrame(rows, SPANS)

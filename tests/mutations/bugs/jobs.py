@@ -144,12 +144,54 @@ BUGS = (
         (
             Change(
                 "jobs/audit/exceptions.py",
-                "~any_of(several, same, may_be_compacted_away),\n",
-                "~any_of(several, same),\n",
+                "any_of(is_kept & ~is_true(may_be_compacted_away), is_beyond",
+                "any_of(is_kept, is_beyond",
             ),
         ),
         (),
         ("tests/pipeline/test_audit.py::test_each_planted_fault_is_found_and_nothing_else",),
+    ),
+    Bug(
+        "audit-of-lost-targets",
+        "The audit counts messages as delivered that are beyond the end of their target, or whose target is gone.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                "any_of(is_kept & ~is_true(may_be_compacted_away), is_beyond, is_gone)",
+                "any_of(is_kept & ~is_true(may_be_compacted_away))",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_each_planted_fault_is_found_and_nothing_else",),
+    ),
+    Bug(
+        "audit-of-hidden-messages",
+        "The audit does not expect messages beyond an open transaction of another producer in their target.",
+        (
+            Change(
+                "jobs/audit/targets.py",
+                'ReadableBounds(access, "read_uncommitted")',
+                "ReadableBounds(access)",
+            ),
+        ),
+        (),
+        ("tests/unit/test_audit_targets.py",),
+    ),
+    Bug(
+        "audit-looks-for-the-history",
+        "The audit misses messages to the history topic, which it does not read.",
+        (
+            Change(
+                "jobs/audit/exceptions.py",
+                ' & ~col("to_topic").eqNullSafe(lit(unread))\n',
+                "\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_audit.py"
+            "::test_of_schedules_only_those_whose_records_and_receipts_are_kept_are_judged",
+        ),
     ),
     Bug(
         "audit-of-the-history",
@@ -242,6 +284,45 @@ BUGS = (
         ),
     ),
     Bug(
+        "audit-of-lost-receipts",
+        "The audit ignores that a barrier says that the receipts before it are lost, and reports ended requests as lost.",
+        (
+            Change(
+                "jobs/audit/positions.py",
+                "cuts, losses = _cuts(later), _losses(outcomes)\n",
+                "cuts, losses = _cuts(later), {}\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_requests_whose_receipts_were_lost_are_not_judged",),
+    ),
+    Bug(
+        "audit-by-a-mark-from-before-the-loss",
+        "The audit judges requests by a low-water mark that says nothing of the receipts that were lost.",
+        (
+            Change(
+                "jobs/audit/positions.py",
+                "loss.receipt + 1 for shard",
+                "0 for shard",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_requests_whose_receipts_were_lost_are_not_judged",),
+    ),
+    Bug(
+        "audit-without-receipts",
+        "The audit takes a receipts topic that does not exist for an empty one, and reports ended requests as lost.",
+        (
+            Change(
+                "jobs/audit/topic_check.py",
+                "    if lacking:\n",
+                "    if lacking and not written:\n",
+            ),
+        ),
+        (),
+        ("tests/pipeline/test_audit.py::test_an_audit_fails_if_a_receipts_topic_is_missing",),
+    ),
+    Bug(
         "audit-of-hidden-receipts",
         "The audit does not wait for receipts of messages that it has read in targets already.",
         (
@@ -289,7 +370,7 @@ BUGS = (
         (
             Change(
                 "jobs/audit/audit.py",
-                "        self._check_topics(first)\n",
+                "        check_topics(first, self._settings, self._access)\n",
                 "",
             ),
         ),
