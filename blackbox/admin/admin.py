@@ -224,7 +224,7 @@ class Admin:
         self, lookup: StatusLookup, text: str, within_s: float
     ) -> list[tuple[Shard, int]]:
         # The ends of this moment: under load, the current ends would never be reached.
-        ends = {shard: lookup.request_end(shard) for shard in lookup.shards()}
+        ends = lookup.request_ends()
 
         def are_read() -> bool:
             positions = {shard: lookup.inspector.positions(shard) for shard in ends}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from threading import Lock
 
 from blackbox.admin.pending import as_pending
+from blackbox.admin.request_ends import request_ends
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.journal_lookup import JournalLookup
@@ -126,9 +127,8 @@ class StatusLookup:
                 return carry_of(record).timestamp_ms  # that of promotion is later
         return record.timestamp_ms
 
-    def request_end(self, shard: Shard) -> int:
-        with closing(ShardJournal(shard, self.access)) as journal:
-            return journal.request_bounds().end
+    def request_ends(self) -> dict[Shard, int]:
+        return request_ends([*self.shards()], Topics(self._admin), self.access, self.inspector)
 
     def status(
         self,

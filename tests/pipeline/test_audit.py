@@ -404,6 +404,15 @@ def lost(books: Books) -> set[tuple[str, int]]:
     return {("lost", offset)}
 
 
+def lost_before_a_record_that_was_refused_and_would_be_valid_by_now(
+    books: Books,
+) -> set[tuple[str, int]]:
+    offset, refused = books.ask(id="a"), books.ask(id="a")
+    books.run_intake()
+    books.settle(Receipt(now_ms(), invalid=[refused]))
+    return {("lost", offset)}
+
+
 def twice_in_its_target(books: Books) -> set[tuple[str, int]]:
     offset = books.ask(0)
     books.run_intake()
@@ -620,7 +629,7 @@ def empty_redis(books: Books) -> set[tuple[str, int]]:
 
 
 FAULTS: list[Fault] = [
-    lost, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
+    lost, lost_before_a_record_that_was_refused_and_would_be_valid_by_now, twice_in_its_target, two_outcomes, early, late, overdue, entries_of_ended_requests,
     entry_of_no_request, payload_without_entry, entry_without_payload, receipts_of_no_request,
     outcome_at_a_wrong_place, beyond_the_end_of_its_target, in_a_target_that_is_gone,
     behind_an_open_transaction_in_its_target, in_its_target_without_outcome, positions_ahead,

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka import Producer
 
+from blackbox.admin.changes import READ_WITHIN_S
 from tests.service.conftest import Serve
 from tests.support.world import World, both_engines_at_length, until
 
@@ -67,6 +69,23 @@ def test_a_request_written_just_before_is_cancelled_by_its_caller_id(
         ask(service, asked(world, 3600, id=f"o-{number}"))
         answer = service.delete(f"/requests/o-{number}").json()
         assert answer["outcome"] == "cancelled", answer
+
+
+def test_nobody_waits_for_the_marker_of_a_transaction_to_be_read(
+    world: World, service: httpx.Client
+) -> None:
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    producer = Producer(servers | {"transactional.id": f"{world.name}.caller"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(world.requests, json.dumps(asked(world, 3600, id="order/18")), partition=0)
+    producer.commit_transaction(10)
+    until("it is pending", lambda: state(service, "order/18") == "pending")
+
+    began = time.monotonic()
+    assert service.delete("/requests/order/19").status_code == 404
+
+    assert time.monotonic() - began < READ_WITHIN_S
 
 
 def test_a_delivered_request_is_found_with_its_place_and_not_cancelled(

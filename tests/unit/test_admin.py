@@ -49,9 +49,9 @@ class Behind:
     def pending_under(self, caller_id: str) -> list[tuple[Shard, int]]:
         return [(SHARD, 0)] if self.has_waited else []
 
-    def request_end(self, shard: Shard) -> int:
+    def request_ends(self) -> dict[Shard, int]:
         self.has_waited = True
-        return 1
+        return {SHARD: 1}
 
     @property
     def inspector(self) -> Any:

@@ -159,7 +159,9 @@ def _ended(
             late.withColumnRenamed("offset", "ended_by"), [*SHARD, "ended_by"], "left_anti"
         )
     later = Window.partitionBy(*SHARD, "caller_id").orderBy("offset")
-    named = asked.where(col("caller_id").isNotNull())
+    # What the service refused as invalid ended nothing, even if it is valid by the settings of this audit.
+    refused = first_outcomes.where(col("outcome") == lit("invalid")).select(PLACE)
+    named = asked.where(col("caller_id").isNotNull()).join(refused, PLACE, "left_anti")
     following = named.select(
         *PLACE,
         lead("offset").over(later).alias("ended_by"),
