@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
@@ -103,6 +104,8 @@ def _packed() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="blackbox-"))
     # Spark serves the file from here to each new executor.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Until this process ends: systemd-tmpfiles removes old files from /tmp, but not from a locked folder.
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
     target = folder / "blackbox.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Bugs in `blackbox/spark`."""
+"""Bugs in `blackbox/spark`, and in the driver of `blackbox/engine/spark`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,22 @@ BUGS = (
         (
             "tests/pipeline/test_audit.py"
             "::test_a_ledger_of_several_topics_says_nothing_of_those_that_are_not_audited",
+        ),
+    ),
+    Bug(
+        "package-swept-away",
+        "The package for executors is removed from /tmp after some weeks, and a new executor runs nothing.",
+        (
+            Change(
+                "spark/spark_session.py",
+                "    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_spark_session.py"
+            "::test_the_package_for_executors_is_locked_against_cleaners_of_temporary_files",
         ),
     ),
 )
