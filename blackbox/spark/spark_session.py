@@ -56,6 +56,11 @@ ON_THIS_MACHINE = {
     "spark.pyspark.python": sys.executable,
     "spark.python.daemon.module": "blackbox.engine.spark.daemon",
 }
+ON_A_CLUSTER = {
+    "spark.pyspark.python": "python3",
+    # Otherwise failed executors count for the whole life of a driver, which ends after three or a few more.
+    "spark.executor.failuresValidityInterval": "1h",
+}
 
 
 def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -64,7 +69,7 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     On a cluster this package is sent to the executors; its dependencies must be in their Python
     (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
     """
-    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else {"spark.pyspark.python": "python3"})
+    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else ON_A_CLUSTER)
     chosen: dict[str, Any] = own | dict(settings or {})
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

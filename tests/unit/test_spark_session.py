@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,3 +42,41 @@ def test_the_package_for_executors_is_locked_against_cleaners_of_temporary_files
     with pytest.raises(BlockingIOError):
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(folder)
+
+
+class FakeBuilder:
+    """In place of the builder of a session: it keeps the settings."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+    def config(self, *, map: dict[str, str]) -> FakeBuilder:
+        self.settings = map
+        return self
+
+    def getOrCreate(self) -> Any:  # noqa: N802, as Spark names it
+        return SimpleNamespace(sparkContext=SimpleNamespace(addPyFile=lambda _: None))
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """The settings with which a session starts."""
+
+    def of(master: str, settings: dict[str, str] | None = None) -> dict[str, str]:
+        builder = FakeBuilder()
+        monkeypatch.setattr(spark_session, "SparkSession", SimpleNamespace(builder=builder))
+        monkeypatch.setattr(spark_session, "_packed", lambda: "blackbox.zip")
+        monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+        spark_session.start_session(master, settings)
+        return builder.settings
+
+    return of
+
+
+def test_failed_executors_do_not_count_for_the_whole_life_of_a_driver(
+    settings: Callable[..., dict[str, str]],
+) -> None:
+    assert settings("k8s://https://kubernetes")["spark.executor.failuresValidityInterval"] == "1h"

@@ -22,6 +22,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "failures-of-a-lifetime",
+        "A driver on Kubernetes ends after a few failed executors, however much time is between them.",
+        (
+            Change(
+                "spark/spark_session.py",
+                '    "spark.executor.failuresValidityInterval": "1h",\n',
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_spark_session.py"
+            "::test_failed_executors_do_not_count_for_the_whole_life_of_a_driver",
+        ),
+    ),
+    Bug(
         "package-swept-away",
         "The package for executors is removed from /tmp after some weeks, and a new executor runs nothing.",
         (
