@@ -58,6 +58,12 @@ ON_THIS_MACHINE = {
 }
 ON_A_CLUSTER = {
     "spark.pyspark.python": "python3",
+    # An executor whose host is gone keeps its shards, and the batch of all others, until Spark gives it up.
+    # By default that takes two to three minutes; with these, at most 25 s. Not on this machine, where the only
+    # executor cannot be gone, and seems to be after each pause of the process.
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "3s",
     # Otherwise failed executors count for the whole life of a driver, which ends after three or a few more.
     "spark.executor.failuresValidityInterval": "1h",
 }

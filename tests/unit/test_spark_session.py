@@ -76,6 +76,22 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     return of
 
 
+@pytest.mark.parametrize("master", ["spark://spark:7077", "k8s://https://kubernetes"])
+def test_an_executor_whose_host_is_gone_is_replaced_within_half_a_minute(
+    settings: Callable[..., dict[str, str]], master: str
+) -> None:
+    chosen = settings(master)
+    timeout_s, look_s, heartbeat_s = (
+        int(chosen[f"spark.{name}"].removesuffix("s"))
+        for name in ("network.timeout", "network.timeoutInterval", "executor.heartbeatInterval")
+    )
+    assert timeout_s + look_s < 30
+    assert 3 * heartbeat_s < timeout_s  # a busy executor may miss some
+
+    assert settings(master, {"spark.network.timeout": "60s"})["spark.network.timeout"] == "60s"
+    assert "spark.network.timeout" not in settings("local[4]")
+
+
 def test_failed_executors_do_not_count_for_the_whole_life_of_a_driver(
     settings: Callable[..., dict[str, str]],
 ) -> None:

@@ -22,6 +22,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "lost-host-stops-all",
+        "An executor whose host is gone stops its shards, and the intake of all, for two minutes.",
+        (
+            Change(
+                "spark/spark_session.py",
+                '    "spark.network.timeout": "20s",\n',
+                '    "spark.network.timeout": "120s",\n',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_spark_session.py"
+            "::test_an_executor_whose_host_is_gone_is_replaced_within_half_a_minute",
+        ),
+    ),
+    Bug(
         "failures-of-a-lifetime",
         "A driver on Kubernetes ends after a few failed executors, however much time is between them.",
         (
