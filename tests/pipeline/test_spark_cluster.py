@@ -80,3 +80,21 @@ def test_a_frozen_worker_is_given_up_within_half_a_minute(
     took_s = time.monotonic() - began
     print(f"delivered {took_s:.0f} s after the worker was frozen")
     assert took_s < 90  # by Spark's defaults, 120 to 180 s
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_driver_that_its_restarted_master_does_not_know_ends(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.add_worker()
+    python = python_without_blackbox(tmp_path / "python")
+    service = world.start_service(
+        spark_master=cluster.master, spark_config=cluster.settings(python)
+    ).wait_ready()
+
+    cluster.restart_master()
+
+    until("the service has ended", lambda: service.process.poll() is not None, 180)
+    assert service.process.returncode == 1
+    assert "no executor for 60 s" in service.log.read_text().splitlines()[-1]

@@ -22,6 +22,67 @@ BUGS = (
         ),
     ),
     Bug(
+        "waits-for-lost-executors",
+        "A driver whose executors are gone for good keeps its shards. A restart of Spark's master stops all deliveries.",
+        (
+            Change(
+                "engine/spark/spark_watch.py",
+                "        self._without_slots = self._without_slots + 1 if is_without else 0\n",
+                "        self._without_slots = 0\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_driver_ends_when_it_has_had_no_executor_for_a_minute",
+        ),
+    ),
+    Bug(
+        "takes-shards-without-executors",
+        "A driver that has no executor takes shards from drivers that deliver.",
+        (
+            Change(
+                "engine/spark/driver.py",
+                "        if not self._slots:\n            self._join_by_s",
+                "        if False:\n            self._join_by_s",
+            ),
+        ),
+        (),
+        ("tests/unit/test_engines.py::test_a_driver_without_an_executor_takes_no_shards",),
+    ),
+    Bug(
+        "windows-that-never-begin",
+        "A driver whose JVM starts no threads keeps its shards. No window begins any more.",
+        (
+            Change(
+                "engine/spark/running_window.py",
+                "    return {window.number for window in each if window.group not in served}\n",
+                "    return set()\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch_windows.py"
+            "::test_a_window_that_was_never_heard_counts_unless_another_has_its_shards",
+        ),
+    ),
+    Bug(
+        "hung-jvm-keeps-the-process",
+        "A service whose Spark failed waits for threads that wait for its JVM, and never exits.",
+        (
+            Change(
+                "cli/run.py",
+                "            has_ended, code = False, FAILED\n",
+                "            raise typer.Exit(FAILED) from None\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_service_whose_spark_failed_ends_although_threads_wait_for_its_jvm",
+        ),
+    ),
+    Bug(
         "lost-host-stops-all",
         "An executor whose host is gone stops its shards, and the intake of all, for two minutes.",
         (
