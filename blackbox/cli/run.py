@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from blackbox.cli import signals
-from blackbox.cli.error_exit import REFUSED, BadUsage, error_exit
+from blackbox.cli.error_exit import FAILED, REFUSED, BadUsage, error_exit
 from blackbox.config.settings import Half, Settings, load
 from blackbox.embedded import EmbeddedError
 from blackbox.embedded.java import find_java
@@ -56,6 +56,7 @@ def run(
     # are required, so they get a name that is replaced below.
     settings = load(**overrides | ({"kafka_bootstrap_servers": "embedded"} if embedded else {}))
     _check_engine(settings, only)
+    code = 0
     with ExitStack() as ending:
         if embedded:
             settings = load(**overrides | _start_servers(data, ending))
@@ -70,10 +71,12 @@ def run(
             # A failure in Spark comes with the JVM's stack traces; others are faults of blackbox.
             if not type(failure).__module__.startswith(OF_SPARK):
                 raise
-            raise error_exit(f"Spark failed: {in_one_line(failure)}") from None
+            error_exit(f"Spark failed: {in_one_line(failure)}")
+            # Threads that wait for an answer of its JVM would keep this process for good.
+            has_ended, code = False, FAILED
     # After the embedded servers have stopped: leaving skips all that is still on the stack.
     if not has_ended:
-        signals.leave()
+        signals.leave(code)
 
 
 def _check_engine(settings: Settings, only: Half | None) -> None:

@@ -49,11 +49,11 @@ def announce(stop: Event) -> None:
         signal.signal(number, lambda number, frame: None)
 
 
-def leave() -> NoReturn:
-    """End the process with exit code 0, without waiting for threads that still block."""
+def leave(code: int) -> NoReturn:
+    """End the process with this exit code, without waiting for threads that still block."""
     # os._exit also skips the flush of buffered log lines.
     logging.shutdown()
-    os._exit(0)
+    os._exit(code)
 
 
 def _to_first(react: Callable[[], None]) -> Callable[[int], None]:

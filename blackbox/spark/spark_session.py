@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
@@ -55,6 +56,17 @@ ON_THIS_MACHINE = {
     "spark.pyspark.python": sys.executable,
     "spark.python.daemon.module": "blackbox.engine.spark.daemon",
 }
+ON_A_CLUSTER = {
+    "spark.pyspark.python": "python3",
+    # An executor whose host is gone keeps its shards, and the batch of all others, until Spark gives it up.
+    # By default that takes two to three minutes; with these, at most 25 s. Not on this machine, where the only
+    # executor cannot be gone, and seems to be after each pause of the process.
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "3s",
+    # Otherwise failed executors count for the whole life of a driver, which ends after three or a few more.
+    "spark.executor.failuresValidityInterval": "1h",
+}
 
 
 def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -63,7 +75,7 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     On a cluster this package is sent to the executors; its dependencies must be in their Python
     (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
     """
-    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else {"spark.pyspark.python": "python3"})
+    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else ON_A_CLUSTER)
     chosen: dict[str, Any] = own | dict(settings or {})
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -103,6 +115,8 @@ def _packed() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="blackbox-"))
     # Spark serves the file from here to each new executor.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Until this process ends: systemd-tmpfiles removes old files from /tmp, but not from a locked folder.
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
     target = folder / "blackbox.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*.py")):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.servers.spark_cluster import Cluster, kill_tree, python_without_blackbox
+from tests.servers.spark_cluster import Cluster, freeze_tree, kill_tree, python_without_blackbox
 from tests.support.world import World, until
 
 pytestmark = [pytest.mark.service, pytest.mark.fault, pytest.mark.timeout(400)]
@@ -52,3 +54,47 @@ def test_a_killed_worker_under_load_loses_and_duplicates_nothing(
     until("every shard is open again", lambda: service.get("/readyz")[0] == 200)
     world.ask(500, within_s=1)
     assert world.wait_delivered().is_exact
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_frozen_worker_is_given_up_within_half_a_minute(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    frozen = cluster.add_worker()
+    cluster.add_worker()
+    python = python_without_blackbox(tmp_path / "python")
+    world.start_service(
+        spark_master=cluster.master, spark_config=cluster.settings(python)
+    ).wait_ready()
+    until("its executor runs", psutil.Process(frozen.pid).children)
+    world.ask(500, within_s=2)
+    assert world.wait_delivered().is_exact
+
+    freeze_tree(frozen)
+    began = time.monotonic()
+    world.ask(500, within_s=2)
+
+    verdict = world.wait_delivered(timeout_s=120)
+    assert verdict.is_exact, verdict
+    took_s = time.monotonic() - began
+    print(f"delivered {took_s:.0f} s after the worker was frozen")
+    assert took_s < 90  # by Spark's defaults, 120 to 180 s
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+def test_a_driver_that_its_restarted_master_does_not_know_ends(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.add_worker()
+    python = python_without_blackbox(tmp_path / "python")
+    service = world.start_service(
+        spark_master=cluster.master, spark_config=cluster.settings(python)
+    ).wait_ready()
+
+    cluster.restart_master()
+
+    until("the service has ended", lambda: service.process.poll() is not None, 180)
+    assert service.process.returncode == 1
+    assert "no executor for 60 s" in service.log.read_text().splitlines()[-1]

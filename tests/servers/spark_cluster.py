@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import venv
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -33,12 +34,21 @@ class Cluster:
         return f"spark://{HOST}:{self._port}"
 
     def __enter__(self) -> Cluster:
+        self.start_master("master")
+        return self
+
+    def start_master(self, name: str) -> None:
+        """Start the master; it knows nothing of an earlier one."""
         self._master = self._start(
-            "master", "org.apache.spark.deploy.master.Master",
+            name, "org.apache.spark.deploy.master.Master",
             "--host", HOST, "--port", str(self._port), "--webui-port", "0",
         )  # fmt: skip
-        until("the master listens", lambda: b"I have been elected" in self._log("master"))
-        return self
+        until("the master listens", lambda: b"I have been elected" in self._log(name))
+
+    def restart_master(self) -> None:
+        assert self._master is not None
+        kill_tree(self._master)
+        self.start_master("restarted-master")
 
     def __exit__(
         self,
@@ -92,6 +102,13 @@ class Cluster:
 
     def _log(self, name: str) -> bytes:
         return (self._folder / name / "log").read_bytes()
+
+
+def freeze_tree(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and everything it started; their connections stay open, as if their machine were cut off."""
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            one.suspend()
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -183,3 +183,20 @@ def test_with_transactions_a_successor_gets_its_shards_at_once(windows: Dispatch
     run_windows(windows, 0)
     replace_window(windows, 2, group=0)
     assert leased(windows) == {"0": SHARDS}
+
+
+def test_a_window_that_was_never_heard_counts_unless_another_has_its_shards(
+    windows: DispatchWindows,
+) -> None:
+    windows.start(0)
+    windows._count = 2
+    before, following, alone, of_fewer = (
+        RunningWindow(number, group) for number, group in enumerate((0, 0, 1, 2))
+    )
+    windows._running = {one.number: one for one in (before, following, alone, of_fewer)}
+    before.heard_s = before.began_s + 1
+
+    assert windows.unheard() == {alone.number}
+    del windows._running[before.number]  # its successor waits for Spark now
+    assert windows.unheard() == {following.number, alone.number}
+    windows._running.clear()

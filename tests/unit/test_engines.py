@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Event, Thread
@@ -21,7 +25,8 @@ from blackbox.engine.process import ProcessEngine
 from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.engine.spark import driver
-from blackbox.engine.spark.driver import SparkEngine
+from blackbox.engine.spark.driver import SparkEngine, slots_for
+from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 from tests.support.world import until
@@ -56,6 +61,12 @@ class StuckTasks:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_, **__: {SHARD: "no progress"} if name == "stuck" else {}
+
+    def renew(self) -> bool:
+        return True
+
+    def unheard(self) -> set[int]:
+        return set()
 
 
 class ColdStream(StuckTasks):
@@ -153,6 +164,135 @@ def test_a_driver_that_never_gets_warm_joins_after_two_minutes(
     until("it joins", joined.is_set)
 
 
+def job(engine: SparkEngine, name: str) -> Callable[[], None]:
+    """What the engine does each second under this name."""
+    [found] = [one for one in engine._scheduler.get_jobs() if one.id == name]
+    work: Callable[[], None] = found.func
+    return work
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_driver_without_an_executor_takes_no_shards(
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_others: bool,
+) -> None:
+    joined, slots = Event(), iter([0])
+    monkeypatch.setattr(driver, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(spark_engine, "_count_slots", lambda: next(slots, 4))
+    monkeypatch.setattr(spark_engine, "_check_every_second", lambda: None)
+    monkeypatch.setattr(spark_engine._membership, "has_others", lambda: has_others)
+    monkeypatch.setattr(spark_engine._membership, "start", joined.set)
+    with caplog.at_level(logging.INFO):
+        spark_engine.start()
+
+    job(spark_engine, "join")()
+
+    assert not joined.is_set()
+    assert "waiting for an executor of Spark" in caplog.text
+    SparkEngine._check_every_second(spark_engine)  # it has one
+    until("it joins", joined.is_set)
+
+
+def test_a_driver_ends_when_it_has_had_no_executor_for_a_minute(
+    spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    slots = 0
+    spark_engine.failed = failures.append
+    monkeypatch.setattr(spark_engine, "_count_slots", lambda: slots)
+    monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
+    spark_engine.start()
+
+    def look(seconds: int) -> None:
+        for _ in range(seconds):
+            job(spark_engine, "watch")()
+            job(spark_engine, "renew")()
+
+    look(2 * SILENCE_S)  # it never had one: another driver may deliver
+    assert failures == []
+    slots = 4
+    look(1)
+    slots = 0
+    look(NO_SLOTS_S)
+    assert failures == []
+    look(1)
+    assert [type(failure) for failure in failures] == [EngineFailed]
+    assert "no executor for 60 s" in str(failures[0])
+
+
+def test_a_driver_ends_when_its_jvm_does_not_answer(
+    spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    spark_engine.failed = failures.append
+    monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
+    spark_engine.start()
+    job(spark_engine, "watch")()
+    for _ in range(SILENCE_S):
+        job(spark_engine, "renew")()
+    assert failures == []
+
+    job(spark_engine, "renew")()
+
+    assert "JVM has not answered" in str(failures[0])
+
+
+@pytest.mark.parametrize(
+    ("slots", "can_hear", "is_failure"), [(4, True, True), (0, True, False), (4, False, False)]
+)
+def test_a_driver_ends_when_spark_does_not_begin_a_window_although_it_has_slots(
+    spark_engine: SparkEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    slots: int,
+    can_hear: bool,
+    is_failure: bool,
+) -> None:
+    failures: list[Exception] = []
+    windows = StuckTasks()
+    windows.renew = lambda: can_hear  # type: ignore[method-assign]
+    windows.unheard = lambda: {1}  # type: ignore[method-assign]
+    spark_engine.failed = failures.append
+    monkeypatch.setattr(driver, "DispatchWindows", lambda *_, **__: windows)
+    monkeypatch.setattr(spark_engine, "_count_slots", lambda: slots)
+    monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
+    spark_engine.start()
+    for _ in range(SILENCE_S + 1):
+        job(spark_engine, "watch")()
+        job(spark_engine, "renew")()
+
+    assert bool(failures) is is_failure
+    assert not failures or "has not begun a window" in str(failures[0])
+
+
+RUN_WITH_A_HUNG_JVM = """
+from importlib import import_module
+from threading import Event, Thread
+from blackbox.engine.spark.spark_watch import EngineFailed
+
+def serve(*_):
+    Thread(target=Event().wait).start()
+    raise EngineFailed("it hangs")
+
+import_module("blackbox.run").serve = serve
+command = import_module("blackbox.cli.run")
+command._check_engine = lambda *_: None
+command.run()
+"""
+
+
+def test_a_service_whose_spark_failed_ends_although_threads_wait_for_its_jvm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_WITH_A_HUNG_JVM],
+        env=os.environ | {"BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "Spark failed: EngineFailed: it hangs" in done.stderr
+
+
 @pytest.mark.parametrize(("at_once", "slots"), [(0, 2), (1, 2), (2, 2), (12, 12)])
 def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
     at_once: int, slots: int
@@ -169,7 +309,8 @@ def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
     engine = SparkEngine(settings, Metrics(), only=None, failed=lambda reason: None)
     engine._session = SimpleNamespace(sparkContext=context)  # type: ignore[assignment]
 
-    assert engine._count_slots() == slots
+    assert engine._count_slots() == at_once
+    assert slots_for("dispatch", at_once, "dispatch") == slots
 
 
 def test_a_process_that_no_longer_reads_requests_is_not_live(

@@ -17,7 +17,7 @@ from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_pool import STUCK_S
 from blackbox.engine.spark.dispatch_task import Window, lease_of, report_of
-from blackbox.engine.spark.running_window import RunningWindow, lease_for
+from blackbox.engine.spark.running_window import RunningWindow, lease_for, unheard
 from blackbox.index.bus import Bus, Listener
 from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.records.errors import IndexLost
@@ -124,9 +124,8 @@ class DispatchWindows:
 
     def why_not_open(self) -> dict[Shard, str]:
         """The reason that tasks report for each shard that could not be opened."""
-        return {
-            shard: why for window in self._fresh() for shard, why in window.why_not_open.items()
-        }
+        fresh = self._fresh()
+        return {shard: why for window in fresh for shard, why in window.why_not_open.items()}
 
     def stuck(self) -> set[Shard]:
         """The shards whose task reports them as stuck, or has not reported for a minute."""
@@ -141,6 +140,11 @@ class DispatchWindows:
             }
         return silent | {shard for window in self._fresh() for shard in window.stuck}
 
+    def unheard(self) -> set[int]:
+        """The windows that have not been heard of since their launch, while no other has their shards."""
+        with self._lock:
+            return unheard(one for one in self._running.values() if one.group < self._count)
+
     def stop(self, timeout_s: float) -> None:
         """Let every task finish its ticks and end; cancel those that take longer, or cannot be notified."""
         self._stopping.set()
@@ -148,10 +152,10 @@ class DispatchWindows:
         deadline = time.monotonic() + (timeout_s if can_hear else 0.0)
         for keeper in self._keepers.values():
             keeper.join(max(0.0, deadline - time.monotonic()))
-        for number in list(self._running):
+        for number, running in list(self._running.items()):
             logger.warning("window %d did not end in time; cancelling it", number)
             with suppress(Py4JError, OSError):
-                self.session.sparkContext.cancelJobGroup(_job_group(number))
+                self.session.sparkContext.cancelJobGroup(running.job_group)
         self._listening.join(1.0)
         self._bus.close()
         self._listener.close()
@@ -226,7 +230,7 @@ class DispatchWindows:
     def _run_job(self, window: Window, running: RunningWindow) -> None:
         try:
             context = self.session.sparkContext
-            context.setJobGroup(_job_group(window.number), f"dispatch, group {window.group}")
+            context.setJobGroup(running.job_group, f"dispatch, group {window.group}")
             context.setLocalProperty("spark.scheduler.pool", "dispatch")
             task = numbered(self.session, 1).mapInArrow(window, REPORT)
             found = reports(task.collect())
@@ -293,7 +297,3 @@ class DispatchWindows:
         if window.opened_ms is not None and number < window.number:
             del self._given_up[window.group]
             self.metrics.handed_over(max(0, window.opened_ms - given_up_ms))
-
-
-def _job_group(number: int) -> str:
-    return f"blackbox-window-{number}"

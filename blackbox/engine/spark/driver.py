@@ -23,6 +23,7 @@ from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
+from blackbox.engine.spark.spark_watch import EngineFailed, SparkWatch
 from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal import unowned_partitions
@@ -39,10 +40,6 @@ logger = logging.getLogger("blackbox.spark")
 STOP_S = 2.5
 # How long others may keep the shards: a driver that cannot read may still be able to deliver.
 WARM_UP_S = 120.0
-
-
-class EngineFailed(Exception):
-    """Spark ended, and this application cannot go on without it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -77,6 +74,7 @@ class SparkEngine:
         self._session: SparkSession | None = None
         self._windows: DispatchWindows | None = None
         self._stream: IntakeStream | None = None
+        self._watch = SparkWatch(settings.spark_master)
         self._slots = 0
         self._is_stopping = False
         self._join_by_s = 0.0
@@ -101,7 +99,8 @@ class SparkEngine:
     def start(self) -> None:
         """Create missing topics, start Spark, join the group; raises RecoveryRequired if a server does not answer.
 
-        If others have the shards, it joins only when its queries are warm, or after two minutes.
+        It joins only when Spark has an executor. If others have the shards, it joins only when its queries are
+        warm, or two minutes later.
         """
         settings = self.settings
         self._monitor.observe_clock()
@@ -113,12 +112,13 @@ class SparkEngine:
             self._session.version, self._session.sparkContext.master, time.monotonic() - began,
         )  # fmt: skip
         self._slots = self._count_slots()
+        if not self._slots:
+            logger.info("waiting for an executor of Spark; until then, no shard is taken")
         if self.only != "intake":
             self._windows = DispatchWindows(
                 self._session, settings, self._kafka, self.metrics, self._run
             )
             self._windows.start(self._groups())
-            self._scheduler.add_job(self._windows.renew, "interval", seconds=1, id="renew")
             self._promotion.add_to(self._scheduler)
         if self.only != "dispatch":
             self._stream = IntakeStream(
@@ -128,6 +128,7 @@ class SparkEngine:
             )  # fmt: skip
             self._stream.start()
         for name, work, every_s in (
+            ("renew", self._renew, 1),
             ("watch", self._check_every_second, 1),
             ("hidden", self._hidden.check, hidden_records.CHECKED_EVERY_S),
             ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
@@ -143,7 +144,10 @@ class SparkEngine:
             self._oscillator.start()
 
     def _join(self) -> None:
-        """Join the group; not yet if others have the shards, and deliver, while this driver cannot."""
+        """Join the group; not yet without an executor, or if others have the shards while this driver is cold."""
+        if not self._slots:
+            self._join_by_s = time.monotonic() + WARM_UP_S
+            return
         stream = self._stream
         may_wait = time.monotonic() < self._join_by_s
         if stream and not stream.is_warm and may_wait and self._membership.has_others():
@@ -174,7 +178,7 @@ class SparkEngine:
         self._oscillator.join()
 
     def is_live(self) -> bool:
-        """Always true: a driver that cannot go on ends by itself, see `_check_every_second`."""
+        """Always true: a driver that cannot go on ends by itself, see `SparkWatch`."""
         return True
 
     def is_ready(self) -> bool:
@@ -227,13 +231,27 @@ class SparkEngine:
     def _grow_receipts(self) -> None:
         self._topics.grow_receipts(self._membership.owned())
 
+    def _renew(self) -> None:
+        """Renew the lease of dispatch, and look whether Spark still runs its windows; calls no JVM, which may hang."""
+        # While Redis is away, no window can be heard.
+        can_hear = self._windows is not None and self._windows.renew()
+        unheard = self._windows.unheard() if self._windows is not None and can_hear else ()
+        try:
+            self._watch.look(unheard)
+        except EngineFailed as reason:
+            self._fail(reason)
+
+    def _fail(self, reason: EngineFailed) -> None:
+        if not self._is_stopping:
+            self.failed(reason)
+
     def _check_every_second(self) -> None:
         try:
             slots = self._count_slots()
         except EngineFailed as reason:
-            if not self._is_stopping:
-                self.failed(reason)
+            self._fail(reason)
             return
+        self._watch.answered(slots)
         if slots != self._slots:
             logger.info("Spark has %d slots now, %d before", slots, self._slots)
             with self._lock:
@@ -264,14 +282,15 @@ class SparkEngine:
                 )
             # Not defaultParallelism: an operator may set that, and a task may need several cores.
             profile = context.resourceProfileManager().defaultResourceProfile()
-            # None until the first executor has registered: one for each half then waits for it.
-            return max(2, int(context.maxNumConcurrentTasks(profile)))
+            return int(context.maxNumConcurrentTasks(profile))
         except (Py4JError, OSError, AttributeError) as error:
             raise EngineFailed(f"Spark's JVM is gone: {error}") from error
 
 
 def slots_for(half: Half, slots: int, only: Half | None) -> int:
     """How many of Spark's slots one half of the work gets: half of them, or all if it runs alone."""
+    # None until the first executor has registered: one for each half then waits for it.
+    slots = max(2, slots)
     if only is not None:
         return slots if half == only else 0
     return slots // 2 if half == "dispatch" else slots - slots // 2

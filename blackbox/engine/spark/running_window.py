@@ -31,6 +31,11 @@ class RunningWindow:
     failure: Exception | None = None
     has_ended: bool = False
 
+    @property
+    def job_group(self) -> str:
+        """The name of its jobs in Spark."""
+        return f"blackbox-window-{self.number}"
+
     def hear(self, report: Mapping[str, Any]) -> None:
         """Store the state of the shards that a report shows."""
         self.heard_s = time.monotonic()
@@ -84,6 +89,13 @@ def lease_for(
                     window.grant(shards)
         lease[str(group)] = [number, [list(shard) for shard in sorted(shards)]]
     return lease
+
+
+def unheard(windows: Iterable[RunningWindow]) -> set[int]:
+    """Those that have not been heard of since their launch, unless another window of their group has."""
+    each = list(windows)
+    served = {window.group for window in each if window.heard_s > window.began_s}
+    return {window.number for window in each if window.group not in served}
 
 
 def _shards(lists: Iterable[Iterable[Any]]) -> frozenset[Shard]:

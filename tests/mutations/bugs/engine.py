@@ -233,8 +233,8 @@ BUGS = (
             ),
             Change(
                 "engine/spark/driver.py",
-                '`_check_every_second`."""\n        return True\n',
-                '`_check_every_second`."""\n        return not self.stuck()\n',
+                '`SparkWatch`."""\n        return True\n',
+                '`SparkWatch`."""\n        return not self.stuck()\n',
             ),
         ),
         (),

@@ -1,0 +1,59 @@
+"""Notices that Spark runs no tasks any more although its JVM lives, so that only a new driver helps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+# As long as an executor may take to be replaced.
+NO_SLOTS_S = 60
+# As long as a first task may take to load its modules on a busy machine.
+SILENCE_S = 120
+
+
+class EngineFailed(Exception):
+    """Spark ended, or does nothing any more, and this application cannot go on without it."""
+
+
+class SparkWatch:
+    """Counts for how many seconds Spark has had no slots, answered nothing, or not begun a window.
+
+    It counts its own looks instead of comparing times: after a pause of the whole process, nothing
+    could have answered yet.
+    """
+
+    def __init__(self, master: str) -> None:
+        self._master = master
+        self._slots = 0
+        self._had_slots = False
+        self._unanswered = 0
+        self._without_slots = 0
+        self._unheard: dict[int, int] = {}
+
+    def answered(self, slots: int) -> None:
+        """Note that Spark's JVM has answered, and how many tasks it can run at once."""
+        self._unanswered = 0
+        self._slots = slots
+        self._had_slots |= slots > 0
+
+    def look(self, unheard: Collection[int]) -> None:
+        """Look, once a second. Raises EngineFailed if Spark does nothing any more.
+
+        `unheard` are the numbers of the windows that should have begun, and have not been heard of.
+        """
+        self._unanswered += 1
+        if self._unanswered > SILENCE_S:
+            raise EngineFailed(f"Spark's JVM has not answered for {SILENCE_S} s")
+        # A driver that never had an executor waits for one, outside of the group. One that has lost them all
+        # may wait in vain: a master that was restarted does not know this application.
+        is_without = self._had_slots and not self._slots
+        self._without_slots = self._without_slots + 1 if is_without else 0
+        if self._without_slots > NO_SLOTS_S:
+            raise EngineFailed(
+                f"Spark's master {self._master} has given this application no executor for {NO_SLOTS_S} s"
+            )
+        # Without slots, they wait for an executor.
+        self._unheard = {n: self._unheard.get(n, 0) + 1 for n in unheard if self._slots}
+        if max(self._unheard.values(), default=0) > SILENCE_S:
+            raise EngineFailed(
+                f"Spark has {self._slots} slots, and has not begun a window of dispatch for {SILENCE_S} s"
+            )
