@@ -33,11 +33,10 @@ from blackbox.rebind.decision import (
     Decision,
     Gone,
     keep_partitions,
-    lost_from,
-    tail_before,
 )
 from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
 from blackbox.rebind.leftovers import Leftovers, Rebound, take_off
+from blackbox.rebind.lost_end import lost_from, tail_before
 from blackbox.records.errors import (
     Fenced,
     JournalLost,

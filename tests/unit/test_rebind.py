@@ -575,7 +575,7 @@ def test_a_topic_recreated_during_a_rebind_needs_another_rebind(
 def written_since(journal: FakeJournal) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
-    journal.request_records.append(Record(offset, 10, b"key", b"{}", []))
+    journal.request_records.append(Record(offset, 10, b"key", b"{}", [], None, True))
     journal.format.parsed[offset] = request()
 
 

@@ -186,9 +186,9 @@ BUGS = (
         "A rebind skips records that callers wrote after the log lost its end, if the log is still shorter than before.",
         (
             Change(
-                "rebind/decision.py",
-                "    places = [requests.end, since, tail",
-                "    places = [requests.end, tail",
+                "rebind/lost_end.py",
+                "    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:\n",
+                "    if False:\n",
             ),
         ),
         (),
@@ -232,5 +232,35 @@ BUGS = (
         ),
         (),
         (),
+    ),
+    Bug(
+        "loss-by-clocks-alone",
+        "A rebind finds the place of a loss by timestamps although leader epochs show it.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    if last.epoch > tail.epoch != UNKNOWN_EPOCH:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_leader_epochs_show_the_loss_whatever_callers_write_as_timestamps",
+        ),
+    ),
+    Bug(
+        "one-timestamp-moves-a-loss",
+        "One record with a late timestamp makes a rebind deliver everything since that record again.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)\n",
+                "    return journal.first_request_since(since_ms) or 0\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
+        ),
     ),
 )
