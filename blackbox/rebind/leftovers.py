@@ -45,8 +45,8 @@ class Rebound:
 
     `cold` are those beyond the horizon, which were only in the request topic, and are gone with it.
     `superseded` are those under whose id the caller has written another request, or a cancel, since.
-    `letters` became dead letters: they were to become one, or Kafka refused them, or they may have been
-    written again before.
+    `letters` became dead letters: they were to become one, or Kafka refused them, or they have expired, or
+    they may have been written again before.
     """
 
     shard: Shard
@@ -82,6 +82,7 @@ class Leftovers:
     _refusals: Counter[int] = field(default_factory=Counter)
     _takes_letters: bool = False
     _at_once: int = field(default_factory=lambda: AT_ONCE)
+    _began_ms: int = field(default_factory=lambda: Clock().earliest_ms())
 
     @property
     def _shard(self) -> Shard:
@@ -227,7 +228,8 @@ class Leftovers:
                 raise kind(f"{self._shard}: not all records were written: {detail}")
 
     def _outgoing(self, offset: int, entry: Entry) -> Outgoing:
-        asked = rewritten_request(self._shard, offset, entry, self.partition)
+        now_ms = Clock().earliest_ms()
+        asked = rewritten_request(self._shard, offset, entry, self.partition, now_ms)
         why = self._why_dead(offset, entry)
         return asked if why is None else self._letter(asked, entry, why)
 
@@ -236,6 +238,10 @@ class Leftovers:
             return entry.reason, entry.detail or ""
         if self.is_unknown:
             return Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN
+        # A recurring request is written again also then, or it would not recur any more.
+        if entry.expires_ms is not None and entry.expires_ms < self._began_ms and not entry.recurs:
+            detail = f"due {self._began_ms - entry.due_ms} ms ago, which exceeds expires_after"
+            return Reason.EXPIRED, detail
         return self._refused.get(offset)
 
     def _letter(self, asked: Outgoing, entry: Entry, why: Refusal) -> Outgoing:

@@ -15,6 +15,7 @@ from blackbox.core.bits import SEGMENT
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.core.settlement import Settlement
+from blackbox.formats import Options, make_format
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
@@ -23,6 +24,7 @@ from blackbox.rebind.decision import keep_partitions
 from blackbox.rebind.later_records import WrittenSince
 from blackbox.rebind.leftovers import Rebound
 from blackbox.rebind.topic_rebind import _TopicRebind
+from blackbox.records.entry import Entry
 from blackbox.records.errors import (
     Fenced,
     ForeignIndex,
@@ -31,9 +33,9 @@ from blackbox.records.errors import (
     RecoveryRequired,
     Refused,
 )
-from blackbox.records.outgoing import Outgoing
+from blackbox.records.outgoing import Outgoing, rewritten_request
 from blackbox.records.receipt import Claim, Mark, Receipt
-from blackbox.records.request import Cancel, Reason, Record, Shard, member, request_id
+from blackbox.records.request import Cancel, Reason, Record, Request, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -341,6 +343,67 @@ def test_a_rebind_writes_a_future_dead_letter_and_not_its_request(
     assert (done.again, done.letters) == (0, 1)
     assert [one.topic for one in SENT] == ["dead"]
     assert ("blackbox-reason", "outcome-unknown") in SENT[0].headers
+
+
+def test_a_rebind_does_not_deliver_requests_that_have_expired(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    due = entry(now_ms - 7_200_000)
+    store(empty_index, 0, 2, {
+        0: due._replace(expires_ms=due.due_ms + 60_000),
+        1: due._replace(expires_ms=now_ms + 60_000),
+    })  # fmt: skip
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert (done.again, done.letters) == (1, 1)
+    [letter] = [one for one in SENT if one.topic == "dead"]
+    assert letter.offset == 0
+    assert ("blackbox-reason", "expired") in letter.headers
+    # Replayed, it has as much time as at first.
+    assert orjson.loads(letter.value or b"")["expires_after"] == 60
+
+
+def again(then: Entry) -> Request:
+    """What intake reads of this entry of an old topic after a rebind."""
+    written = rewritten_request(SHARD, 0, then, -1, written_ms := time.time_ns() // 1_000_000)
+    format = make_format("countdown", Options(10**6, own_topics=lambda _: False, topic=SHARD.topic))
+    record = Record(0, written_ms, written.key, written.value, [], None, True)
+    request = format.parse(record, written_ms)
+    assert isinstance(request, Request)
+    return request
+
+
+@pytest.mark.parametrize("due_in_s", [-7200, 3600], ids=["overdue", "future"])
+def test_a_request_that_is_written_again_expires_when_it_would_have_before(due_in_s: int) -> None:
+    due_ms = time.time_ns() // 1_000_000 + due_in_s * 1000
+    then = entry(due_ms)._replace(expires_ms=due_ms + 7_260_000)
+
+    assert again(then).expires_ms == then.expires_ms
+
+
+def test_an_overdue_recurring_request_is_written_again_with_its_times() -> None:
+    due_ms = time.time_ns() // 1_000_000 - 7_200_000
+    then = entry(due_ms, caller_id="a")._replace(
+        expires_ms=due_ms + 60_000, recurs="every 86400000"
+    )
+
+    assert (again(then).due_ms, again(then).expires_ms) == (due_ms, then.expires_ms)
+
+
+def test_a_rebind_writes_an_expired_recurring_request_again(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    due_ms = time.time_ns() // 1_000_000 - 7_200_000
+    then = entry(due_ms, caller_id="a")._replace(
+        expires_ms=due_ms + 60_000, recurs="every 86400000"
+    )
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 1, {0: then})
+
+    assert Run(journal, "deliver").run(empty_index).again == 1
 
 
 def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(

@@ -263,4 +263,32 @@ BUGS = (
             "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
         ),
     ),
+    Bug(
+        "expiry-begins-again",
+        "A rebind gives overdue requests their time to expire again, from when they are written again.",
+        (
+            Change(
+                "records/outgoing.py",
+                "    since_ms = 0 if entry.recurs else now_ms\n",
+                "    since_ms = 0\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_a_request_that_is_written_again_expires_when_it_would_have_before",
+        ),
+    ),
+    Bug(
+        "expired-written-again",
+        "A rebind delivers requests that had expired.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "entry.expires_ms < self._began_ms and not entry.recurs",
+                "False",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebind.py::test_a_rebind_does_not_deliver_requests_that_have_expired",),
+    ),
 )
