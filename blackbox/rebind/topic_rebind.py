@@ -236,7 +236,7 @@ class _TopicRebind:
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         leftovers = Leftovers(
             index, gone.first, ended,
-            newer=self._since.newer(places if delivers else [], gone.first),
+            newer=self._since.newer(places if delivers else [], gone.first).in_time(index, ended),
             partition=shard.partition if self._keeps_partitions else -1,
             is_unknown=gone.is_unknown,
             delivers=delivers,

@@ -286,6 +286,27 @@ def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
     assert held(client).offsets() == [3, 4]
 
 
+@pytest.mark.parametrize(
+    ("named", "is_superseded"),
+    [(900, False), (1, False), (6, True), (5, True), (0, True)],
+    ids=["never-known", "ended", "another-leftover", "itself", "written-since"],
+)
+def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    named: int, is_superseded: bool,
+) -> None:  # fmt: skip
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 8, {1: entry(), 5: entry(caller_id="a"), 6: entry()})
+    journal.append(replace(delivered(1), topic_id="old"))
+    write_records(request())
+    write_records(request("a"), headers=[("blackbox-replaces", request_id(SHARD, named).encode())])
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert done.superseded == is_superseded
+    assert [one.offset for one in SENT] == ([6] if is_superseded else [5, 6])
+
+
 def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
     make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,

@@ -76,8 +76,8 @@ BUGS = (
         (
             Change(
                 "rebind/later_records.py",
-                "newer.caller_ids.update(touched_by(changes).caller_ids)",
-                "pass",
+                "        newer.caller_ids.add(change.caller_id)\n",
+                "        pass\n",
             ),
         ),
         (),
@@ -290,5 +290,14 @@ BUGS = (
         ),
         (),
         ("tests/unit/test_rebind.py::test_a_rebind_does_not_deliver_requests_that_have_expired",),
+    ),
+    Bug(
+        "late-replacement-counts",
+        "A rebind drops a request because of a later replacement with its caller id that came too late.",
+        (Change("rebind/later_records.py", " if ids & pending}", "}"),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id",
+        ),
     ),
 )
