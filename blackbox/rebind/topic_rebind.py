@@ -35,8 +35,9 @@ from blackbox.rebind.decision import (
     keep_partitions,
 )
 from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
-from blackbox.rebind.leftovers import Leftovers, Rebound, take_off
+from blackbox.rebind.leftovers import Leftovers, Rebound
 from blackbox.rebind.lost_end import lost_from, tail_before
+from blackbox.rebind.removal import take_off
 from blackbox.records.errors import (
     Fenced,
     JournalLost,
@@ -128,6 +129,7 @@ class _TopicRebind:
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
+        self._holders: dict[str, Shard] = {}
         self._since = WrittenSince(topic, formats(settings)[topic], {}, self._journal)
 
     def shards(self) -> list[Rebound]:
@@ -243,6 +245,7 @@ class _TopicRebind:
             topics=self._topics,
             dead_letter_topic=self._dead_letter_topic,
             exactly_once=self._exactly_once,
+            holders=self._holders,
         )  # fmt: skip
         if delivers:
             leftovers.check_format(self._format_name)

@@ -18,7 +18,7 @@ from blackbox.core.settlement import Settlement
 from blackbox.formats import Options, make_format
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
+from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers, removal
 from blackbox.rebind import topic_rebind as rebinding
 from blackbox.rebind.decision import keep_partitions
 from blackbox.rebind.later_records import WrittenSince
@@ -96,6 +96,7 @@ class Run(_TopicRebind):
         self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
         self._keeps_partitions = True
+        self._holders: dict[str, Shard] = {}
         self._dead_letter_topic = "dead"
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
         before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.format)
@@ -567,7 +568,7 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
-    take_off = leftovers.take_off
+    take_off = removal.take_off
 
     def kept_and_taken_off(index: ShardIndex, first: int) -> None:
         within.append(keep(client))
@@ -795,6 +796,43 @@ def test_an_interrupted_rebind_continues_with_former_partitions(
     run()
 
     assert client.keys("*:state") == []
+
+
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["at-once", "fenced"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["other-number", "same-number"])
+def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
+    journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch,
+    keeps: bool, is_fenced: bool,
+) -> None:  # fmt: skip
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=1) for n in (0, 1)]
+    for index in indexes:
+        index.load()
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+        store(index, 0, 1, {0: entry(caller_id="a")})
+    run = Run(journal, "deliver")
+    run._keeps_partitions = keeps
+    run._since.before = {n: Bounds(0, 0) for n in range(SHARD.partition + 1)}
+    if is_fenced:
+        real, fenced = AskingWriter.commit, iter([Fenced("another owner opened this shard")])
+
+        def commit(self: AskingWriter, *arguments: Any) -> int:
+            if len(self._queued) and (error := next(fenced, None)):
+                raise error
+            return real(self, *arguments)
+
+        monkeypatch.setattr(AskingWriter, "commit", commit)
+
+    # Each shard has its own receipts.
+    journals = [journal, FakeJournal(format=journal.format)]
+    monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(run._fake))
+    done = []
+    for index, run._fake in zip(indexes, journals, strict=True):
+        done.append(run.run(index))
+
+    assert [(one.again, one.letters) for one in done] == [(1, 0), (1, 0) if keeps else (0, 1)]
+    if not keeps:
+        assert [one.topic for one in SENT] == [SHARD.topic, "dead"]
+        assert ("blackbox-reason", "refused") in SENT[1].headers
 
 
 def test_an_interrupted_rebind_to_another_cluster_can_be_undone(

@@ -300,4 +300,13 @@ BUGS = (
             "tests/unit/test_rebind.py::test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id",
         ),
     ),
+    Bug(
+        "one-id-of-two-partitions",
+        "A rebind to another number of partitions writes two requests again under one id: one replaces the other.",
+        (Change("rebind/topic_rebind.py", "            holders=self._holders,\n", ""),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other",
+        ),
+    ),
 )
