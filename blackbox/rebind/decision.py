@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions, Tail
+from blackbox.core.plan import Binding, Bounds, IndexMetadata, Positions
 from blackbox.core.receipt_history import (
     RebindReceipt,
     Recreated,
     Shortened,
     cuts_since,
     foreign_group,
-    is_another,
     newest_mark,
     openings,
     rebound_by,
 )
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
+from blackbox.rebind.lost_end import lost_from, written_since
 from blackbox.records.clock import CLOCKS_APART_MS, Clock
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
@@ -26,9 +26,6 @@ from blackbox.records.request import Shard
 FITS = "it already matches"
 NO_INDEX = "it has no index; nothing to do"
 INTERRUPTED = "an interrupted run had already written the pending requests"
-
-# How many requests are read first to find the last one: control records and compaction leave gaps.
-TAIL = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +109,8 @@ class Decider:
                 why, begins = "another topic", requests.start
             # Requests from before that receipt have ended: its mark was beyond the log's end.
             except Shortened as known:
-                since = journal.first_request_since(known.known_ms)
-                why, begins = "a journal became shorter", requests.end if since is None else since
+                why = "a journal became shorter"
+                begins = written_since(journal, requests, known.known_ms)
             else:
                 return self._group(shard, journal, NO_INDEX, Positions(0, 0))
             barrier = self._barrier(shard, begins)
@@ -255,27 +252,6 @@ class Decider:
 
     def has_receipts(self, shard: Shard) -> bool:
         return shard.partition < self.receipts_count
-
-
-def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> int | None:
-    """The offset from which on the log has lost what the index had read; None if it has lost nothing."""
-    tail = kept.tail
-    is_shorter, is_replaced = kept.positions.requests > requests.end, is_another(journal, tail)
-    if not is_shorter and not is_replaced:
-        return None
-    # By the brokers' timestamps: a record later than the last one that was read is a new one.
-    since = None if tail is None else journal.first_request_since(tail.timestamp_ms + 1)
-    places = [requests.end, since, tail.offset if tail is not None and is_replaced else None]
-    return min(place for place in places if place is not None)
-
-
-def tail_before(journal: ShardJournal, first: int) -> Tail | None:
-    """The last record below the offset `first`, which shows later whether the log lost its end again."""
-    for stretch in Bounds(journal.request_bounds().start, first).from_the_end(TAIL):
-        found = [record for batch in journal.requests(*stretch) for record in batch.records]
-        if found:
-            return Tail.of(found[-1])
-    return None
 
 
 def keep_partitions(former: Collection[int], count: int) -> bool:

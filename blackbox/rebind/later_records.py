@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from blackbox.core.barrier import PATIENCE_S
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.parsing import parse, touched_by
-from blackbox.core.plan import Bounds
+from blackbox.core.parsing import parse
+from blackbox.core.plan import Bounds, Change, Replacement
 from blackbox.formats import Format
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
@@ -21,15 +21,28 @@ from blackbox.records.request import Cancel, Shard, offset_in, request_id
 
 
 class Newer(NamedTuple):
-    """Caller ids under which there are later records, and ids of requests that were cancelled since."""
+    """Caller ids under which there are later records, and ids of requests that were cancelled since.
+
+    `replacing` are caller ids of replacements, each with the ids of the requests that these name.
+    """
 
     caller_ids: set[str]
     cancelled: set[str]
+    replacing: dict[str, set[str]]
 
     def ends(self, shard: Shard, offset: int, entry: Entry) -> bool:
         # A carried request keeps the id of the record that its caller wrote.
         id = request_id(shard, offset if entry.origin is None else entry.origin)
         return entry.caller_id in self.caller_ids or id in self.cancelled
+
+    def in_time(self, index: ShardIndex, ended: Container[int]) -> Newer:
+        """With the replacements of requests that are pending in this index, and have not `ended`."""
+        # Intake ignores the caller id of one that is too late. A request under this id would be
+        # lost if the replacement counted.
+        named = index.named(sorted(set[str]().union(*self.replacing.values())))
+        pending = {id for id, one in named.items() if one.is_pending and one.offset not in ended}
+        found = {caller_id for caller_id, ids in self.replacing.items() if ids & pending}
+        return self._replace(caller_ids=self.caller_ids | found)
 
 
 @dataclass(eq=False, repr=False)
@@ -45,29 +58,41 @@ class WrittenSince:
     def newer(self, partitions: Iterable[int], first: int) -> Newer:
         """What these partitions have from the offset `first` on."""
         found = [self._newer(partition, first) for partition in partitions]
+        replacing: dict[str, set[str]] = {}
+        for caller_id, ids in (pair for one in found for pair in one.replacing.items()):
+            replacing.setdefault(caller_id, set()).update(ids)
         return Newer(
             set[str]().union(*(one.caller_ids for one in found)),
             set[str]().union(*(one.cancelled for one in found)),
+            replacing,
         )
 
     def _newer(self, partition: int, first: int) -> Newer:
         if partition not in self._known:
-            newer = self._known[partition] = Newer(set(), set())
+            newer = self._known[partition] = Newer(set(), set(), {})
             # Up to where the run began: behind it are requests that the run itself writes.
             start, end = self.before[partition]
             shard, requests = Shard(self.topic, partition), OffsetSet()
             for batch in self.journal(partition).requests(max(first, start), end):
-                changes = parse(self.format, batch, Clock().latest_ms(), None).changes
-                newer.caller_ids.update(touched_by(changes).caller_ids)
-                for offset, change in changes:
+                for offset, change in parse(self.format, batch, Clock().latest_ms(), None).changes:
+                    _note(newer, change, shard, requests)
                     if not isinstance(change, Cancel):
                         requests.add([offset])
-                    elif change.id is not None:
-                        # A new topic repeats ids: this may cancel a new request, not a leftover.
-                        named = offset_in(shard, change.id)
-                        if named is not None and named not in requests:
-                            newer.cancelled.add(change.id)
         return self._known[partition]
+
+
+def _note(newer: Newer, change: Change, shard: Shard, requests: Container[int]) -> None:
+    """Note what a later record may end; `requests` are those before it that were written since."""
+    named = offset_in(shard, change.id or "") if isinstance(change, Cancel | Replacement) else None
+    # A new topic repeats ids: this one may name a new request, not a leftover.
+    names_new = named is not None and named in requests
+    if isinstance(change, Replacement) and not names_new:
+        if change.caller_id is not None:
+            newer.replacing.setdefault(change.caller_id, set()).add(change.id)
+    elif change.caller_id is not None:
+        newer.caller_ids.add(change.caller_id)
+    if isinstance(change, Cancel) and change.id is not None and named is not None and not names_new:
+        newer.cancelled.add(change.id)
 
 
 def ended_in_doubt(index: ShardIndex, outcomes: Outcomes, journal: ShardJournal) -> list[int]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from blackbox.core.letter_record import RECORD_GONE, as_record
 from blackbox.core.lost_payload import payload_lost
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.settling import CHUNK, apply_outcomes
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.stored_fields import as_entry
 from blackbox.journal.shard_writer import ShardWriter
@@ -35,6 +34,12 @@ from blackbox.records.request import OUTCOME_UNKNOWN, Reason, Shard
 
 AT_ONCE = 1000
 
+# With another number of partitions, both come into one: the later one would replace the other.
+ID_TAKEN = (
+    "another pending request with this id, of another partition, was written again; if this one is to "
+    "be delivered as well, replay it once that one has ended, or send it under another id"
+)
+
 # Refusals that a retry does not change; after any other, rebind has to be run again.
 OF_THE_RECORD = {Reason.TOO_LARGE, Reason.REFUSED, Reason.BROKER_ERROR}
 
@@ -45,8 +50,8 @@ class Rebound:
 
     `cold` are those beyond the horizon, which were only in the request topic, and are gone with it.
     `superseded` are those under whose id the caller has written another request, or a cancel, since.
-    `letters` became dead letters: they were to become one, or Kafka refused them, or they may have been
-    written again before.
+    `letters` became dead letters: they were to become one, or Kafka refused them, or they have expired, or
+    they may have been written again before, or one of another partition was written again under their id.
     """
 
     shard: Shard
@@ -63,7 +68,7 @@ class Leftovers:
     """The pending requests of one index from the offset `first` on, without those that have `ended`.
 
     They are written again to `partition`; -1: by their caller's id as key. `newer` is what callers have
-    written since. With `is_unknown` they may have been written again before, and become dead letters.
+    written since. `holders` has, for each caller id, the shard whose request was written again by it. With `is_unknown` they may have been written again before, and become dead letters.
     Without `delivers` they are only counted.
     """
 
@@ -77,11 +82,13 @@ class Leftovers:
     topics: Topics
     dead_letter_topic: str
     exactly_once: bool
+    holders: dict[str, Shard] = field(default_factory=dict)
     _seen: OffsetSet = field(default_factory=OffsetSet)
     _refused: dict[int, Refusal] = field(default_factory=dict)
     _refusals: Counter[int] = field(default_factory=Counter)
     _takes_letters: bool = False
     _at_once: int = field(default_factory=lambda: AT_ONCE)
+    _began_ms: int = field(default_factory=lambda: Clock().earliest_ms())
 
     @property
     def _shard(self) -> Shard:
@@ -120,9 +127,13 @@ class Leftovers:
             return
         left = self._left(batch)
         self._send(writer, left)
-        letters = sum(self._why_dead(offset, entry) is not None for offset, entry in left.items())
-        done.letters += letters
-        done.again += len(left) - letters
+        again = [entry for offset, entry in left.items() if self._why_dead(offset, entry) is None]
+        done.letters += len(left) - len(again)
+        done.again += len(again)
+        for entry in again:
+            # before the commit, which may have happened although it fails
+            if self.partition < 0 and entry.caller_id is not None:
+                self.holders[entry.caller_id] = self._shard
         done.superseded += len(batch) - len(left)
 
     def batches(self) -> Iterator[dict[int, Entry]]:
@@ -227,7 +238,8 @@ class Leftovers:
                 raise kind(f"{self._shard}: not all records were written: {detail}")
 
     def _outgoing(self, offset: int, entry: Entry) -> Outgoing:
-        asked = rewritten_request(self._shard, offset, entry, self.partition)
+        now_ms = Clock().earliest_ms()
+        asked = rewritten_request(self._shard, offset, entry, self.partition, now_ms)
         why = self._why_dead(offset, entry)
         return asked if why is None else self._letter(asked, entry, why)
 
@@ -236,6 +248,12 @@ class Leftovers:
             return entry.reason, entry.detail or ""
         if self.is_unknown:
             return Reason.OUTCOME_UNKNOWN, OUTCOME_UNKNOWN
+        # A recurring request is written again also then, or it would not recur any more.
+        if entry.expires_ms is not None and entry.expires_ms < self._began_ms and not entry.recurs:
+            detail = f"due {self._began_ms - entry.due_ms} ms ago, which exceeds expires_after"
+            return Reason.EXPIRED, detail
+        if self.holders.get(entry.caller_id or "", self._shard) != self._shard:
+            return Reason.REFUSED, ID_TAKEN
         return self._refused.get(offset)
 
     def _letter(self, asked: Outgoing, entry: Entry, why: Refusal) -> Outgoing:
@@ -257,22 +275,6 @@ class Leftovers:
                 f"{self.dead_letter_topic} does not exist; create it, or start a service, which "
                 "creates it"
             )
-
-
-def take_off(index: ShardIndex, first: int) -> None:
-    """Remove the leftovers, those from the offset `first` on, from an index that is kept."""
-    # Until nothing is found: another run may do the same, and move ranks.
-    while there := _pending_from(index, first):
-        apply_outcomes(index, there, index.positions.receipts)
-
-
-def _pending_from(index: ShardIndex, first: int) -> list[int]:
-    there: list[int] = []
-    rank = 0
-    while found := index.pending(rank, CHUNK):
-        rank += len(found)
-        there += [offset for offset in found if offset >= first]
-    return there
 
 
 @contextmanager

@@ -33,11 +33,11 @@ from blackbox.rebind.decision import (
     Decision,
     Gone,
     keep_partitions,
-    lost_from,
-    tail_before,
 )
 from blackbox.rebind.later_records import WrittenSince, ended_in_doubt
-from blackbox.rebind.leftovers import Leftovers, Rebound, take_off
+from blackbox.rebind.leftovers import Leftovers, Rebound
+from blackbox.rebind.lost_end import lost_from, tail_before
+from blackbox.rebind.removal import take_off
 from blackbox.records.errors import (
     Fenced,
     JournalLost,
@@ -129,6 +129,7 @@ class _TopicRebind:
         self._ending = ending
         self._ours = self._journal(0).binding(settings.group_id)
         self._keeps_partitions = True
+        self._holders: dict[str, Shard] = {}
         self._since = WrittenSince(topic, formats(settings)[topic], {}, self._journal)
 
     def shards(self) -> list[Rebound]:
@@ -237,13 +238,14 @@ class _TopicRebind:
         places = [shard.partition] if self._keeps_partitions else range(self._count)
         leftovers = Leftovers(
             index, gone.first, ended,
-            newer=self._since.newer(places if delivers else [], gone.first),
+            newer=self._since.newer(places if delivers else [], gone.first).in_time(index, ended),
             partition=shard.partition if self._keeps_partitions else -1,
             is_unknown=gone.is_unknown,
             delivers=delivers,
             topics=self._topics,
             dead_letter_topic=self._dead_letter_topic,
             exactly_once=self._exactly_once,
+            holders=self._holders,
         )  # fmt: skip
         if delivers:
             leftovers.check_format(self._format_name)

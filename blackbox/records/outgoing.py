@@ -63,13 +63,20 @@ def deliveries(shard: Shard, entries: Mapping[int, Entry]) -> Iterator[Outgoing]
         yield Outgoing(offset, entry.target, entry.key, entry.message, headers)
 
 
-def rewritten_request(shard: Shard, offset: int, entry: Entry, partition: int) -> Outgoing:
-    """A pending request as a new record of its topic, in the format `countdown`."""
+def rewritten_request(
+    shard: Shard, offset: int, entry: Entry, partition: int, now_ms: int = 0
+) -> Outgoing:
+    """A pending request as a new record of its topic, in the format `countdown`.
+
+    With `now_ms`, when it is written, it expires when the entry does.
+    """
+    # The reader of a record for a time that is past takes the time of writing instead, except for
+    # a recurring request, which keeps its due time.
+    since_ms = 0 if entry.recurs else now_ms
+    value = request_value_at(entry, entry.due_ms, since_ms)
     key = None if entry.caller_id is None else entry.caller_id.encode()
     headers = [*entry.headers, (AGAIN, shard.source(offset))]
-    return Outgoing(
-        offset, shard.topic, key, request_value_at(entry, entry.due_ms), headers, partition
-    )
+    return Outgoing(offset, shard.topic, key, value, headers, partition)
 
 
 def dead_letters(

@@ -124,10 +124,11 @@ def last_request_value(entry: Entry) -> bytes:
     return orjson.dumps({"topic": entry.target} | _terms(entry))
 
 
-def request_value_at(entry: Entry, at_ms: int | None) -> bytes:
+def request_value_at(entry: Entry, at_ms: int | None, now_ms: int = 0) -> bytes:
     """The value of a record that asks for the same request at this time, in the format `countdown`.
 
-    None, of a recurring request: at the next time that its reader finds.
+    None, of a recurring request: at the next time that its reader finds. It expires as long after its due
+    time as the entry, or, if the entry was due before `now_ms`, when the entry does.
     """
     at = {} if at_ms is None else {"at": at_ms}
     asked = {"topic": entry.target} | at | _terms(entry)
@@ -136,7 +137,8 @@ def request_value_at(entry: Entry, at_ms: int | None) -> bytes:
         asked |= _as_text("key", "key_encoding", entry.key)
     if entry.expires_ms is not None:
         # relative, as the due time of this record is another
-        asked["expires_after"] = (entry.expires_ms - entry.due_ms) / 1000
+        since_ms = max(entry.due_ms, now_ms)
+        asked["expires_after"] = max(0, entry.expires_ms - since_ms) / 1000
     return orjson.dumps(asked)
 
 

@@ -12,7 +12,7 @@ import fakeredis
 import redis
 
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.plan import Batch, Binding, Bounds
+from blackbox.core.plan import UNKNOWN_EPOCH, Batch, Binding, Bounds
 from blackbox.formats import Format
 from blackbox.formats.format import RefusedError
 from blackbox.records.errors import JournalLost, Refused
@@ -52,7 +52,7 @@ class FakeJournal:
     """Both journals of a shard. A record or receipt that is None is a gap in the offsets.
 
     `absent` are the requests whose message is not where a receipt says it is. `interlopers` are
-    receipts that another owner commits just before this owner's next ones.
+    receipts that another owner commits just before this owner's next ones. `epochs` are leader epochs by offset.
     """
 
     request_records: list[Record | None] = field(default_factory=list)
@@ -67,6 +67,7 @@ class FakeJournal:
     format: FakeFormat = field(default_factory=FakeFormat)
     topic_id: str = "topic"
     read_before: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)
 
     def request_bounds(self) -> Bounds:
         return Bounds(self.first_request, len(self.request_records))
@@ -98,7 +99,8 @@ class FakeJournal:
         for first in range(start, end, self.read_at_once):
             last = min(first + self.read_at_once, end)
             kept = [found for found in self.request_records[first:last] if found is not None]
-            yield Batch(first, last, kept)
+            ends = [self.epochs.get(one.offset, UNKNOWN_EPOCH) for one in kept] or [UNKNOWN_EPOCH]
+            yield Batch(first, last, kept, (ends[0], ends[-1]))
 
     def records(self, offsets: Iterable[int]) -> dict[int, Record]:
         found = {offset: self._record(offset) for offset in offsets}

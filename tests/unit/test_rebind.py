@@ -15,14 +15,16 @@ from blackbox.core.bits import SEGMENT
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.core.settlement import Settlement
+from blackbox.formats import Options, make_format
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
-from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers
+from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers, removal
 from blackbox.rebind import topic_rebind as rebinding
 from blackbox.rebind.decision import keep_partitions
 from blackbox.rebind.later_records import WrittenSince
 from blackbox.rebind.leftovers import Rebound
 from blackbox.rebind.topic_rebind import _TopicRebind
+from blackbox.records.entry import Entry
 from blackbox.records.errors import (
     Fenced,
     ForeignIndex,
@@ -31,9 +33,9 @@ from blackbox.records.errors import (
     RecoveryRequired,
     Refused,
 )
-from blackbox.records.outgoing import Outgoing
+from blackbox.records.outgoing import Outgoing, rewritten_request
 from blackbox.records.receipt import Claim, Mark, Receipt
-from blackbox.records.request import Cancel, Reason, Record, Shard, member, request_id
+from blackbox.records.request import Cancel, Reason, Record, Request, Shard, member, request_id
 from tests.contract.held import SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -94,6 +96,7 @@ class Run(_TopicRebind):
         self._trimmer: Any = SimpleNamespace(remove_receipts=self._remove_receipts)
         self._exactly_once = True
         self._keeps_partitions = True
+        self._holders: dict[str, Shard] = {}
         self._dead_letter_topic = "dead"
         self._topics: Any = SimpleNamespace(partitions=lambda names, to: {"dead": 1})
         before, format = {SHARD.partition: journal.request_bounds()}, cast(Any, journal.format)
@@ -284,6 +287,27 @@ def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
     assert held(client).offsets() == [3, 4]
 
 
+@pytest.mark.parametrize(
+    ("named", "is_superseded"),
+    [(900, False), (1, False), (6, True), (5, True), (0, True)],
+    ids=["never-known", "ended", "another-leftover", "itself", "written-since"],
+)
+def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    named: int, is_superseded: bool,
+) -> None:  # fmt: skip
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 8, {1: entry(), 5: entry(caller_id="a"), 6: entry()})
+    journal.append(replace(delivered(1), topic_id="old"))
+    write_records(request())
+    write_records(request("a"), headers=[("blackbox-replaces", request_id(SHARD, named).encode())])
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert done.superseded == is_superseded
+    assert [one.offset for one in SENT] == ([6] if is_superseded else [5, 6])
+
+
 def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
     make: Make, empty_index: ShardIndex, others_index: ShardIndex, write_records: Written,
     journal: FakeJournal, client: Any, monkeypatch: pytest.MonkeyPatch,
@@ -341,6 +365,67 @@ def test_a_rebind_writes_a_future_dead_letter_and_not_its_request(
     assert (done.again, done.letters) == (0, 1)
     assert [one.topic for one in SENT] == ["dead"]
     assert ("blackbox-reason", "outcome-unknown") in SENT[0].headers
+
+
+def test_a_rebind_does_not_deliver_requests_that_have_expired(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    due = entry(now_ms - 7_200_000)
+    store(empty_index, 0, 2, {
+        0: due._replace(expires_ms=due.due_ms + 60_000),
+        1: due._replace(expires_ms=now_ms + 60_000),
+    })  # fmt: skip
+
+    done = Run(journal, "deliver").run(empty_index)
+
+    assert (done.again, done.letters) == (1, 1)
+    [letter] = [one for one in SENT if one.topic == "dead"]
+    assert letter.offset == 0
+    assert ("blackbox-reason", "expired") in letter.headers
+    # Replayed, it has as much time as at first.
+    assert orjson.loads(letter.value or b"")["expires_after"] == 60
+
+
+def again(then: Entry) -> Request:
+    """What intake reads of this entry of an old topic after a rebind."""
+    written = rewritten_request(SHARD, 0, then, -1, written_ms := time.time_ns() // 1_000_000)
+    format = make_format("countdown", Options(10**6, own_topics=lambda _: False, topic=SHARD.topic))
+    record = Record(0, written_ms, written.key, written.value, [], None, True)
+    request = format.parse(record, written_ms)
+    assert isinstance(request, Request)
+    return request
+
+
+@pytest.mark.parametrize("due_in_s", [-7200, 3600], ids=["overdue", "future"])
+def test_a_request_that_is_written_again_expires_when_it_would_have_before(due_in_s: int) -> None:
+    due_ms = time.time_ns() // 1_000_000 + due_in_s * 1000
+    then = entry(due_ms)._replace(expires_ms=due_ms + 7_260_000)
+
+    assert again(then).expires_ms == then.expires_ms
+
+
+def test_an_overdue_recurring_request_is_written_again_with_its_times() -> None:
+    due_ms = time.time_ns() // 1_000_000 - 7_200_000
+    then = entry(due_ms, caller_id="a")._replace(
+        expires_ms=due_ms + 60_000, recurs="every 86400000"
+    )
+
+    assert (again(then).due_ms, again(then).expires_ms) == (due_ms, then.expires_ms)
+
+
+def test_a_rebind_writes_an_expired_recurring_request_again(
+    empty_index: ShardIndex, journal: FakeJournal, client: Any
+) -> None:
+    due_ms = time.time_ns() // 1_000_000 - 7_200_000
+    then = entry(due_ms, caller_id="a")._replace(
+        expires_ms=due_ms + 60_000, recurs="every 86400000"
+    )
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 1, {0: then})
+
+    assert Run(journal, "deliver").run(empty_index).again == 1
 
 
 def test_a_request_whose_payload_redis_lost_becomes_a_dead_letter(
@@ -483,7 +568,7 @@ def test_a_redis_rolled_back_into_a_finished_rebind_delivers_nothing_twice(
     make().open()
     del journal.request_records[2:]
     within: list[dict[bytes, bytes]] = []
-    take_off = leftovers.take_off
+    take_off = removal.take_off
 
     def kept_and_taken_off(index: ShardIndex, first: int) -> None:
         within.append(keep(client))
@@ -575,7 +660,7 @@ def test_a_topic_recreated_during_a_rebind_needs_another_rebind(
 def written_since(journal: FakeJournal) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
-    journal.request_records.append(Record(offset, 10, b"key", b"{}", []))
+    journal.request_records.append(Record(offset, 10, b"key", b"{}", [], None, True))
     journal.format.parsed[offset] = request()
 
 
@@ -711,6 +796,43 @@ def test_an_interrupted_rebind_continues_with_former_partitions(
     run()
 
     assert client.keys("*:state") == []
+
+
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["at-once", "fenced"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["other-number", "same-number"])
+def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
+    journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch,
+    keeps: bool, is_fenced: bool,
+) -> None:  # fmt: skip
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=1) for n in (0, 1)]
+    for index in indexes:
+        index.load()
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+        store(index, 0, 1, {0: entry(caller_id="a")})
+    run = Run(journal, "deliver")
+    run._keeps_partitions = keeps
+    run._since.before = {n: Bounds(0, 0) for n in range(SHARD.partition + 1)}
+    if is_fenced:
+        real, fenced = AskingWriter.commit, iter([Fenced("another owner opened this shard")])
+
+        def commit(self: AskingWriter, *arguments: Any) -> int:
+            if len(self._queued) and (error := next(fenced, None)):
+                raise error
+            return real(self, *arguments)
+
+        monkeypatch.setattr(AskingWriter, "commit", commit)
+
+    # Each shard has its own receipts.
+    journals = [journal, FakeJournal(format=journal.format)]
+    monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(run._fake))
+    done = []
+    for index, run._fake in zip(indexes, journals, strict=True):
+        done.append(run.run(index))
+
+    assert [(one.again, one.letters) for one in done] == [(1, 0), (1, 0) if keeps else (0, 1)]
+    if not keeps:
+        assert [one.topic for one in SENT] == [SHARD.topic, "dead"]
+        assert ("blackbox-reason", "refused") in SENT[1].headers
 
 
 def test_an_interrupted_rebind_to_another_cluster_can_be_undone(

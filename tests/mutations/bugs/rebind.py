@@ -76,8 +76,8 @@ BUGS = (
         (
             Change(
                 "rebind/later_records.py",
-                "newer.caller_ids.update(touched_by(changes).caller_ids)",
-                "pass",
+                "        newer.caller_ids.add(change.caller_id)\n",
+                "        pass\n",
             ),
         ),
         (),
@@ -186,9 +186,9 @@ BUGS = (
         "A rebind skips records that callers wrote after the log lost its end, if the log is still shorter than before.",
         (
             Change(
-                "rebind/decision.py",
-                "    places = [requests.end, since, tail",
-                "    places = [requests.end, tail",
+                "rebind/lost_end.py",
+                "    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:\n",
+                "    if False:\n",
             ),
         ),
         (),
@@ -232,5 +232,81 @@ BUGS = (
         ),
         (),
         (),
+    ),
+    Bug(
+        "loss-by-clocks-alone",
+        "A rebind finds the place of a loss by timestamps although leader epochs show it.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    if last.epoch > tail.epoch != UNKNOWN_EPOCH:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_leader_epochs_show_the_loss_whatever_callers_write_as_timestamps",
+        ),
+    ),
+    Bug(
+        "one-timestamp-moves-a-loss",
+        "One record with a late timestamp makes a rebind deliver everything since that record again.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)\n",
+                "    return journal.first_request_since(since_ms) or 0\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
+        ),
+    ),
+    Bug(
+        "expiry-begins-again",
+        "A rebind gives overdue requests their time to expire again, from when they are written again.",
+        (
+            Change(
+                "records/outgoing.py",
+                "    since_ms = 0 if entry.recurs else now_ms\n",
+                "    since_ms = 0\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_a_request_that_is_written_again_expires_when_it_would_have_before",
+        ),
+    ),
+    Bug(
+        "expired-written-again",
+        "A rebind delivers requests that had expired.",
+        (
+            Change(
+                "rebind/leftovers.py",
+                "entry.expires_ms < self._began_ms and not entry.recurs",
+                "False",
+            ),
+        ),
+        (),
+        ("tests/unit/test_rebind.py::test_a_rebind_does_not_deliver_requests_that_have_expired",),
+    ),
+    Bug(
+        "late-replacement-counts",
+        "A rebind drops a request because of a later replacement with its caller id that came too late.",
+        (Change("rebind/later_records.py", " if ids & pending}", "}"),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id",
+        ),
+    ),
+    Bug(
+        "one-id-of-two-partitions",
+        "A rebind to another number of partitions writes two requests again under one id: one replaces the other.",
+        (Change("rebind/topic_rebind.py", "            holders=self._holders,\n", ""),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other",
+        ),
     ),
 )

@@ -1,0 +1,99 @@
+"""Finds the place from which on a request topic lost its end: behind it, callers' records are new.
+
+Both errors are bad, and the search must not choose one of them. A place that is too high is a silent loss:
+records that callers wrote since are taken for those that were read, and are never delivered. A place that
+is too low delivers again what was delivered since; as outcomes from there on are void, this can be the
+whole topic. A single wrong timestamp must therefore not decide.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blackbox.core.plan import UNKNOWN_EPOCH, Bounds, IndexMetadata, Tail
+from blackbox.core.receipt_history import is_another
+from blackbox.journal.shard_journal import ShardJournal
+from blackbox.journal.timestamp_search import first_within
+from blackbox.records.request import Record
+
+# How many requests are read first to find the last one: control records and compaction leave gaps.
+TAIL = 100
+
+
+class _Found(NamedTuple):
+    record: Record
+    epoch: int
+
+
+def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> int | None:
+    """The offset from which on the log has lost what the index had read; None if it has lost nothing."""
+    tail = kept.tail
+    is_shorter, is_replaced = kept.positions.requests > requests.end, is_another(journal, tail)
+    if not is_shorter and not is_replaced:
+        return None
+    if tail is None:
+        return requests.end
+    place = _first_after(journal, tail, requests)
+    return min(place, tail.offset) if is_replaced else place
+
+
+def written_since(journal: ShardJournal, requests: Bounds, since_ms: int) -> int:
+    """The offset behind the last request that was written before `since_ms` (epoch ms), by timestamps."""
+    last = _last(journal, requests)
+    if last is None or last.record.timestamp_ms < since_ms:
+        return requests.end
+    return _search_times(journal, requests, since_ms, last)
+
+
+def tail_before(journal: ShardJournal, first: int) -> Tail | None:
+    """The last record below the offset `first`, which shows later whether the log lost its end again."""
+    last = _last(journal, Bounds(journal.request_bounds().start, first))
+    return None if last is None else Tail.of(*last)
+
+
+def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
+    """The offset behind the last record that is not newer than the tail."""
+    # Also if there is no newer one: a second run, behind whose records there are those that the
+    # first one wrote again, must find the same place.
+    last = _last(journal, requests)
+    if last is None:
+        return requests.start
+    # A log loses its end only with a change of its leader, which raises the leader epoch: whatever
+    # clocks say, a record is new if its epoch is higher than the tail's.
+    if last.epoch > tail.epoch != UNKNOWN_EPOCH:
+
+        def epoch_from(offset: int) -> tuple[int, int] | None:
+            found = _first(journal, offset, requests.end)
+            return None if found is None else (found.record.offset, found.epoch)
+
+        return first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)
+    # Without epochs, and if the data of the brokers were restored, which repeats epochs. Callers'
+    # timestamps are not used: one that wrote the tail with a slow clock would make old records new.
+    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:
+        return _search_times(journal, requests, tail.timestamp_ms + 1, last)
+    return last.record.offset + 1
+
+
+def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, last: _Found) -> int:
+    # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have
+    # left anywhere. Records later than the last one are passed over for the same reason.
+    def time_from(offset: int) -> tuple[int, int] | None:
+        found = _first(journal, offset, requests.end)
+        return None if found is None else (found.record.offset, found.record.timestamp_ms)
+
+    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)
+
+
+def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
+    for batch in journal.requests(start, end):
+        if batch.records:
+            return _Found(batch.records[0], batch.epochs[0])
+    return None
+
+
+def _last(journal: ShardJournal, requests: Bounds) -> _Found | None:
+    for stretch in requests.from_the_end(TAIL):
+        found = [batch for batch in journal.requests(*stretch) if batch.records]
+        if found:
+            return _Found(found[-1].records[-1], found[-1].epochs[1])
+    return None

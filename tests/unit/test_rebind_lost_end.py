@@ -1,0 +1,134 @@
+"""Where `blackbox rebind` finds that a request topic lost its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from blackbox.core.plan import UNKNOWN_EPOCH, Binding, IndexMetadata, Positions, Tail
+from blackbox.rebind.decision import Decider, Decision
+from blackbox.rebind.lost_end import tail_before
+from blackbox.records.receipt import Mark, Receipt
+from blackbox.records.request import Record, Shard
+from tests.support.fakes import FakeJournal
+
+START_MS = 1_767_225_600_000
+DAY_MS = 86_400_000
+READ = 200
+OURS = Binding("cluster", "topic", "receipts", "blackbox")
+
+
+def written(offset: int, late_ms: int = 0, *, by_broker: bool = True) -> Record:
+    """The record at this offset, one each second."""
+    at_ms = START_MS + offset * 1000 + late_ms
+    return Record(offset, at_ms, None, b"record %d" % offset, [], None, by_broker)
+
+
+def log(records: Iterable[Record], epoch: Callable[[int], int]) -> FakeJournal:
+    journal = FakeJournal(request_records=list(records), receipt_records=[None] * 10)
+    journal.epochs = {one.offset: epoch(one.offset) for one in journal.request_records if one}
+    return journal
+
+
+def read_up_to(record: Record, epoch: int) -> IndexMetadata:
+    return IndexMetadata(
+        Positions(READ, 10), binding=OURS, tail=Tail.of(record, epoch), token="token"
+    )
+
+
+def decision(journal: FakeJournal, kept: IndexMetadata | None) -> Decision:
+    index: Any = SimpleNamespace(shard=Shard("TB", 0), load=lambda: kept)
+    return Decider(OURS, 1, 1, lambda partition: cast(Any, journal)).decide(index)
+
+
+def cut(journal: FakeJournal, kept: IndexMetadata) -> int:
+    barrier = decision(journal, kept).barrier
+    assert barrier is not None
+    return barrier.cut[0]
+
+
+@pytest.mark.parametrize("epoch", [4, UNKNOWN_EPOCH], ids=["epochs", "no-epochs"])
+@pytest.mark.parametrize("early", [10, 90, 179])
+def test_one_timestamp_of_a_broker_that_was_ahead_does_not_move_the_loss(
+    early: int, epoch: int
+) -> None:
+    records = [written(offset, DAY_MS if offset == early else 0) for offset in range(180)]
+    journal = log(records, lambda _: epoch)
+
+    place = cut(journal, read_up_to(written(READ - 1), epoch))
+
+    # All that can be said of the very last record is that it is later than what was read.
+    assert place == (179 if early == 179 else 180)
+
+
+@pytest.mark.parametrize("epochs", [(4, 5), (UNKNOWN_EPOCH, UNKNOWN_EPOCH)], ids=["epochs", "none"])
+@pytest.mark.parametrize("count", [180, 230], ids=["shorter", "longer"])
+@pytest.mark.parametrize("early", [None, 10, 75, 112])
+def test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp(
+    early: int | None, count: int, epochs: tuple[int, int]
+) -> None:
+    old = [written(offset, DAY_MS if offset == early else 0) for offset in range(150)]
+    new = [written(offset, 2 * DAY_MS) for offset in range(150, count)]
+    journal = log(old + new, lambda offset: epochs[offset >= 150])
+
+    assert cut(journal, read_up_to(written(READ - 1), epochs[0])) == 150
+
+
+@pytest.mark.parametrize("slow_ms", [0, DAY_MS])
+def test_leader_epochs_show_the_loss_whatever_callers_write_as_timestamps(slow_ms: int) -> None:
+    records = [written(offset, by_broker=False) for offset in range(180)]
+    journal = log(records, lambda offset: 4 + (offset >= 150))
+    # The last caller's clock was slow by a day: all that is there looks later.
+    tail = written(READ - 1, -slow_ms, by_broker=False)
+
+    assert cut(journal, read_up_to(tail, 4)) == 150
+
+
+@pytest.mark.parametrize("epoch", [4, UNKNOWN_EPOCH])
+def test_a_callers_slow_clock_delivers_nothing_again_after_a_loss(epoch: int) -> None:
+    records = [written(offset, by_broker=False) for offset in range(180)]
+    tail = written(READ - 1, -DAY_MS, by_broker=False)
+
+    assert cut(log(records, lambda _: epoch), read_up_to(tail, epoch)) == 180
+
+
+def test_brokers_timestamps_show_the_loss_if_restored_brokers_repeat_an_epoch() -> None:
+    new = [written(offset, DAY_MS) for offset in range(150, 230)]
+    journal = log([*map(written, range(150)), *new], lambda _: 4)
+
+    assert cut(journal, read_up_to(written(READ - 1), 4)) == 150
+
+
+def test_a_loss_is_found_at_the_same_place_once_requests_are_written_again() -> None:
+    records: list[Record | None] = [*map(written, range(179)), None]  # a transaction marker
+    journal = FakeJournal(request_records=records, receipt_records=[None] * 10)
+    journal.epochs = dict.fromkeys(range(180), 4)
+    kept = read_up_to(written(READ - 1), 4)
+    before = cut(journal, kept)
+    journal.request_records += [None, written(181, DAY_MS)]
+    journal.epochs[181] = 5
+
+    assert cut(journal, kept) == before == 179
+
+
+@pytest.mark.parametrize("early", [None, 10, 90])
+def test_without_an_index_one_late_timestamp_starts_nothing_again(early: int | None) -> None:
+    journal = log(
+        [written(offset, DAY_MS if offset == early else 0) for offset in range(170)],
+        lambda _: UNKNOWN_EPOCH,
+    )
+    mark = Mark(READ, 1)
+    known = Receipt(START_MS + 150_000, read=READ, mark=mark, topic_id="topic", group="blackbox")
+    journal.append(known)
+
+    assert decision(journal, None).begins == 150
+
+
+def test_the_tail_of_a_rebind_has_the_epoch_that_shows_a_second_loss() -> None:
+    journal = log(map(written, range(180)), lambda offset: 4 + (offset >= 150))
+
+    assert tail_before(cast(Any, journal), 150) == Tail.of(written(149), 4)
+    assert tail_before(cast(Any, journal), 160) == Tail.of(written(159), 5)
