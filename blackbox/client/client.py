@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+from blackbox.client.pending_write import ACKNOWLEDGED_WITHIN_S, PendingWrite
 from blackbox.client.request_value import request_value
-from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.client.state_reader import State, StateReader
 from blackbox.core.journal_search import LOOK_UP_S
@@ -94,7 +95,8 @@ class Client(_BaseClient):
         """Request one message; returns the request's id once Kafka has acknowledged it.
 
         The parameters are the fields of `Later`. Raises NotSent when Kafka does not accept the
-        request, ValueError for a datetime without a time zone.
+        request; MaybeSent, a NotSent, when it may nevertheless have been written; ValueError for a
+        datetime without a time zone.
         """
         message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
         [found] = self.send_many([message])
@@ -103,8 +105,8 @@ class Client(_BaseClient):
     def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
         """Request many messages; returns their ids in the same order, once Kafka has acknowledged all.
 
-        A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them;
-        others may have been accepted.
+        A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them,
+        MaybeSent when one of those may have been written; others may have been accepted.
         """
         return self._ids([_write(self._writer, Later(*message)) for message in messages])
 
@@ -209,11 +211,12 @@ class AsyncClient(_BaseClient):
             return await asyncio.to_thread(self._reader.get, id, timeout_s)
 
     async def _ids(self, writes: list[PendingWrite]) -> list[str]:
-        # On a timeout `place_if_known` raises NotSent, which says what to do.
+        # On a timeout `check` raises MaybeSent, which says what to do.
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
                 while not all(one.is_settled for one in writes):
                     await self._next_poll()
+        self._writer.check(writes)
         return [request_id(*one.place_if_known) for one in writes]
 
     async def _next_poll(self) -> None:

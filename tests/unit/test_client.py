@@ -11,9 +11,10 @@ import pytest
 from confluent_kafka import KafkaError
 
 import blackbox
-from blackbox.client import AsyncClient, Client, LookupFailed, NotSent
+from blackbox.client import AsyncClient, Client, LookupFailed, MaybeSent, NotSent
+from blackbox.client.pending_write import PendingWrite
 from blackbox.client.request_value import request_value
-from blackbox.client.request_writer import PendingWrite, RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.formats import Options, make_format
 from blackbox.records.request import Record, Request, Shard, locate, request_id
 
@@ -200,26 +201,85 @@ def test_a_flush_settles_every_pending_write(writer: RequestWriter) -> None:
 AWAY = {"message.timeout.ms": "200", "log_level": "0"}
 
 
-def test_a_request_that_kafka_rejects_raises_an_error() -> None:
+UNACKNOWLEDGED = (
+    r"Kafka has not acknowledged the request to TB: .*timed out; it may have been written"
+)
+UNACKNOWLEDGED_ONE = "Kafka has not acknowledged 1 of the requests, which may have been written"
+
+Report = KafkaError | None
+
+
+def reporting(monkeypatch: pytest.MonkeyPatch, *errors: Report) -> None:
+    """Have the producer report these outcomes of the next records, without an offset."""
+    left = list(errors)
+
+    def report(
+        _: Any, topic: str, value: Any, key: Any, partition: int, settle: Any, *more: Any
+    ) -> None:
+        place = SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: None)
+        settle(left.pop(0), place)
+
+    monkeypatch.setattr("blackbox.client.request_writer.produce", report)
+
+
+def test_a_request_that_kafka_does_not_acknowledge_may_have_been_written() -> None:
     writer = RequestWriter("127.0.0.1:1", kafka_settings=AWAY)
     asked = writer.write(request_value("orders", "hi", countdown_s=1))
-    with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
+    with pytest.raises(MaybeSent, match=UNACKNOWLEDGED):
         _ = asked.id
-    with pytest.raises(NotSent, match="Kafka rejected 1 of the requests"):
+    with pytest.raises(MaybeSent, match=UNACKNOWLEDGED_ONE):
         writer.flush()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KafkaError(KafkaError._MSG_TIMED_OUT),
+        KafkaError(KafkaError._TIMED_OUT),
+        KafkaError(KafkaError._PURGE_INFLIGHT),
+        KafkaError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        None,
+    ],
+)
+def test_a_request_whose_answer_was_lost_may_have_been_written(
+    client: Client, monkeypatch: pytest.MonkeyPatch, error: Report
+) -> None:
+    reporting(monkeypatch, error)
+    with pytest.raises(MaybeSent, match="it may have been written"):
+        client.send_later(None, "hi", "orders", SOON)
+
+
+def test_a_request_that_kafka_rejects_was_not_written(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporting(monkeypatch, KafkaError(KafkaError.INVALID_RECORD))
+    with pytest.raises(NotSent, match="Kafka rejected 1 of the requests") as raised:
+        client.send_later(None, "hi", "orders", SOON)
+    assert not isinstance(raised.value, MaybeSent)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_if_one_of_many_requests_may_have_been_written_the_error_says_so(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Client] | type[AsyncClient]
+) -> None:
+    reporting(monkeypatch, *map(KafkaError, (KafkaError.INVALID_RECORD, KafkaError._MSG_TIMED_OUT)))
+
+    async def talk() -> None:
+        asked = kind("in-process", kafka_settings=MOCK).send_many(
+            [(None, "hi", "orders", SOON)] * 2
+        )
+        if not isinstance(asked, list):
+            await asked
+
+    with pytest.raises(MaybeSent, match=f"{UNACKNOWLEDGED_ONE}.* rejected 1 of the requests"):
+        asyncio.run(talk())
 
 
 def test_an_earlier_rejected_request_does_not_fail_a_later_one(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(
-        _: Any, topic: str, value: Any, key: Any, partition: int, settle: Any, *more: Any
-    ) -> None:
-        place = SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: None)
-        settle(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), place)
-
     with monkeypatch.context() as patched:
-        patched.setattr("blackbox.client.request_writer.produce", refuse)
+        reporting(patched, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
         refused = client._writer.write(request_value("orders", "hi", countdown_s=1))
     with pytest.raises(NotSent, match="Kafka rejected the request"):
         _ = refused.id
@@ -229,18 +289,18 @@ def test_an_earlier_rejected_request_does_not_fail_a_later_one(
     client._writer.flush()
 
 
-def test_a_client_whose_request_was_rejected_raises_when_it_closes() -> None:
-    client, refused = Client("127.0.0.1:1", kafka_settings=AWAY), "Kafka rejected 1 of the requests"
-    with client, pytest.raises(NotSent, match=refused):
+def test_a_client_whose_request_was_not_acknowledged_raises_when_it_closes() -> None:
+    client = Client("127.0.0.1:1", kafka_settings=AWAY)
+    with client, pytest.raises(MaybeSent, match=UNACKNOWLEDGED_ONE):
         client.send_later(None, "hi", "orders", SOON)
 
 
-def test_the_async_client_raises_an_error_for_a_rejected_request() -> None:
+def test_the_async_client_raises_an_error_for_a_request_that_is_not_acknowledged() -> None:
     async def talk() -> None:
         async with AsyncClient("127.0.0.1:1", kafka_settings=AWAY) as client:
             await client.send_later(None, "hi", "orders", SOON)
 
-    with pytest.raises(NotSent, match=r"Kafka rejected the request to TB: .*timed out"):
+    with pytest.raises(MaybeSent, match=UNACKNOWLEDGED):
         asyncio.run(talk())
 
 

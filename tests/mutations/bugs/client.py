@@ -18,4 +18,17 @@ BUGS = (
         (),
         ("tests/unit/test_retry.py::test_a_forged_schedule_id_is_ignored",),
     ),
+    Bug(
+        "a-lost-answer-is-a-rejection",
+        "The client reports a request as rejected when only the broker's answer was lost: its caller sends it twice.",
+        (
+            Change(
+                "client/pending_write.py",
+                "error is None or error.code() in _UNCLEAR\n",
+                "error is None\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_client.py::test_a_request_whose_answer_was_lost_may_have_been_written",),
+    ),
 )
