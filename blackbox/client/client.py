@@ -63,6 +63,11 @@ class _BaseClient:
         )
         self._reader = StateReader(self._writer.access, request_topic)
 
+    def _write(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[PendingWrite]:
+        # All values before the first write: after an error of one of them, nothing has been written.
+        asked = [(_value(message), message.id) for message in (Later(*one) for one in messages)]
+        return [self._writer.write(value, key=id) for value, id in asked]
+
     def _write_replacement(
         self, id: str, found: tuple[Shard, ReplacementRecord] | None
     ) -> PendingWrite:
@@ -106,9 +111,10 @@ class Client(_BaseClient):
         """Request many messages; returns their ids in the same order, once Kafka has acknowledged all.
 
         A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them,
-        MaybeSent when one of those may have been written; others may have been accepted.
+        MaybeSent when one of those may have been written; others may have been accepted. Nothing is
+        written after any other exception, such as that of an invalid message or of the iterable.
         """
-        return self._ids([_write(self._writer, Later(*message)) for message in messages])
+        return self._ids(self._write(messages))
 
     def cancel(self, id: str) -> str:
         """Write a cancel of the pending request with this id; it may come too late.
@@ -187,7 +193,7 @@ class AsyncClient(_BaseClient):
 
     async def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
         """As `Client.send_many`."""
-        return await self._ids([_write(self._writer, Later(*message)) for message in messages])
+        return await self._ids(self._write(messages))
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
@@ -237,9 +243,12 @@ class AsyncClient(_BaseClient):
         await asyncio.to_thread(self._reader.close)
 
 
-def _write(writer: RequestWriter, message: Later) -> PendingWrite:
+def _value(message: Later) -> bytes:
     when, expires_after = message.when, message.expires_after
-    value = request_value(
+    # JSON has numbers, too, but the id is also the key of the record.
+    if not isinstance(message.id, str | None):
+        raise TypeError(f"the id {message.id!r} is not text; give a str")
+    return request_value(
         message.topic,
         message.value,
         countdown_s=when.total_seconds() if isinstance(when, timedelta) else None,
@@ -252,4 +261,3 @@ def _write(writer: RequestWriter, message: Later) -> PendingWrite:
         cron=message.cron,
         timezone=message.timezone,
     )
-    return writer.write(value, key=message.id)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 import blackbox
-from blackbox.client import AsyncClient, Client, LookupFailed, MaybeSent, NotSent
+from blackbox.client import AsyncClient, Client, Later, LookupFailed, MaybeSent, NotSent
 from blackbox.client.pending_write import PendingWrite
 from blackbox.client.request_value import request_value
 from blackbox.client.request_writer import RequestWriter
@@ -142,6 +142,49 @@ def test_send_many_returns_the_ids_in_order(client: Client) -> None:
     places = [locate(one, ["TB"]) for one in ids]
     assert len(ids) == 1000
     assert places == sorted(places)
+
+
+def interrupted(good: Later) -> Iterator[Later]:
+    yield good
+    raise OSError("the file ended early")
+
+
+GOOD = Later(None, "hi", "orders", SOON, id="r-17")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([GOOD, GOOD._replace(when=datetime(2026, 1, 1))], ValueError),
+        ([GOOD, GOOD._replace(value=object())], TypeError),
+        ([GOOD, (None, "hi", "orders", SOON, 17)], TypeError),
+        ([GOOD, (1,)], TypeError),
+        (interrupted, OSError),
+    ],
+)
+def test_send_many_writes_nothing_if_one_of_the_messages_is_invalid(
+    kind: type[Client] | type[AsyncClient],
+    messages: list[Later | tuple[Any, ...]] | Callable[[Later], Iterator[Later]],
+    error: type[Exception],
+) -> None:
+    client, written = kind("in-process", kafka_settings=MOCK), list[bytes | None]()
+
+    class Recorder(RequestWriter):
+        def write(self, value: bytes | None, **more: Any) -> PendingWrite:
+            written.append(value)
+            return super().write(value, **more)
+
+    client._writer = Recorder("in-process", kafka_settings=MOCK)
+
+    async def talk() -> None:
+        asked = client.send_many(messages if isinstance(messages, list) else messages(GOOD))
+        if not isinstance(asked, list):
+            await asked
+
+    with pytest.raises(error):
+        asyncio.run(talk())
+    assert written == []
 
 
 def test_send_many_accepts_an_empty_list(client: Client) -> None:

@@ -31,4 +31,19 @@ BUGS = (
         (),
         ("tests/unit/test_client.py::test_a_request_whose_answer_was_lost_may_have_been_written",),
     ),
+    Bug(
+        "written-until-an-error",
+        "send_many writes the messages before an invalid one, and returns no ids: its caller sends them twice.",
+        (
+            Change(
+                "client/client.py",
+                "        asked = [(_value(message), message.id) for message in (Later(*one) for one in messages)]\n",
+                "        asked = ((_value(message), message.id) for message in (Later(*one) for one in messages))\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_client.py::test_send_many_writes_nothing_if_one_of_the_messages_is_invalid",
+        ),
+    ),
 )
