@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar, TypeVarTuple
 
 from blackbox.client.pending_write import ACKNOWLEDGED_WITHIN_S, PendingWrite
 from blackbox.client.request_value import request_value
@@ -18,6 +19,9 @@ from blackbox.core.journal_search import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
 ACKNOWLEDGEMENTS_POLLED_EVERY_S = 0.002
+
+Found = TypeVar("Found")
+Given = TypeVarTuple("Given")
 
 
 class TooLate(Exception):
@@ -169,8 +173,10 @@ class AsyncClient(_BaseClient):
     _polling: asyncio.Task[None] | None = None
 
     @cached_property
-    def _lookup_lock(self) -> asyncio.Lock:
-        return asyncio.Lock()
+    def _lookups(self) -> ThreadPoolExecutor:
+        # Look-ups share one consumer, and a cancelled one goes on in its thread. With a thread of their own,
+        # others that wait for it take none of the loop's few threads.
+        return ThreadPoolExecutor(1, "blackbox-lookup")
 
     async def send_later(
         self,
@@ -205,16 +211,16 @@ class AsyncClient(_BaseClient):
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
         """As `Client.reschedule`."""
-        # Look-ups share one consumer; waiting for it here takes none of the loop's few threads.
-        async with self._lookup_lock:
-            found = await asyncio.to_thread(self._reader.replacement, id, when, timeout_s)
+        found = await self._look_up(self._reader.replacement, id, when, timeout_s)
         [new_id] = await self._ids([self._write_replacement(id, found)])
         return new_id
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """As `Client.get`; one at a time."""
-        async with self._lookup_lock:
-            return await asyncio.to_thread(self._reader.get, id, timeout_s)
+        return await self._look_up(self._reader.get, id, timeout_s)
+
+    async def _look_up(self, what: Callable[[*Given], Found], *given: *Given) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, what, *given)
 
     async def _ids(self, writes: list[PendingWrite]) -> list[str]:
         # On a timeout `check` raises MaybeSent, which says what to do.
@@ -240,7 +246,8 @@ class AsyncClient(_BaseClient):
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self._writer.close)
-        await asyncio.to_thread(self._reader.close)
+        await self._look_up(self._reader.close)
+        self._lookups.shutdown(wait=False)
 
 
 def _value(message: Later) -> bytes:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,9 @@ from blackbox.client import AsyncClient, Client, Later, LookupFailed, MaybeSent,
 from blackbox.client.pending_write import PendingWrite
 from blackbox.client.request_value import request_value
 from blackbox.client.request_writer import RequestWriter
+from blackbox.core.plan import Bounds
 from blackbox.formats import Options, make_format
+from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.request import Record, Request, Shard, locate, request_id
 
 NOW_MS = 1_767_225_600_000
@@ -373,6 +377,60 @@ def test_a_lookup_without_kafka_names_the_bootstrap_servers(
     client, told = Client("127.0.0.1:1", kafka_settings=AWAY), r"is running at 127\.0\.0\.1:1"
     with client, pytest.raises(LookupFailed, match=told):
         client.get(id)
+
+
+def test_a_lookup_of_a_request_that_a_transaction_hides_ends_in_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def clock() -> float:
+        return now_s
+
+    monkeypatch.setattr(
+        "blackbox.journal.partition_reader.time", SimpleNamespace(monotonic=clock, sleep=sleep)
+    )
+    monkeypatch.setattr(PartitionReader, "bounds", lambda *_: Bounds(0, 5))
+    monkeypatch.setattr(PartitionReader, "log_end", lambda *_: 10)
+    client._reader._partitions = {"TB": 1, "TB.receipts": 1}
+    id = request_id(Shard("TB", 0), 7)
+    for look_up in (client.get, partial(client.reschedule, when=SOON)):
+        now_s = 0.0
+        with pytest.raises(
+            LookupFailed, match=r"TB/0: an open transaction .* hides offset 7 .*timeout_s"
+        ):
+            look_up(id, timeout_s=3)
+        assert 2.5 < now_s < 3.5
+
+
+def test_cancelled_lookups_leave_the_threads_of_the_event_loop_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, ended = threading.Event(), list[int]()
+
+    def get(id: str, timeout_s: float) -> None:
+        may_end.wait(timeout_s)
+        ended.append(1)
+
+    async def talk() -> int:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        async with AsyncClient("in-process", kafka_settings=MOCK) as client:
+            monkeypatch.setattr(client, "_reader", SimpleNamespace(get=get, close=lambda: None))
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.get("id", timeout_s=10), 0.05)
+            try:
+                free = await asyncio.wait_for(asyncio.to_thread(int, 1), 5)
+            finally:
+                may_end.set()
+            return free
+
+    assert asyncio.run(talk()) == 1
+    assert ended == [1], "those that waited for the first one were never begun"
 
 
 def test_an_id_of_another_topic_is_refused_with_what_is_expected(client: Client) -> None:

@@ -46,4 +46,34 @@ BUGS = (
             "tests/unit/test_client.py::test_send_many_writes_nothing_if_one_of_the_messages_is_invalid",
         ),
     ),
+    Bug(
+        "look-ups-that-outlast-their-limit",
+        "A look-up waits 30 s for another producer's transaction, twice, whatever its limit is.",
+        (
+            Change(
+                "journal/shard_journal.py",
+                "stable_bounds(*self._shard, offset, within_s)\n",
+                "stable_bounds(*self._shard, offset)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_client.py::test_a_lookup_of_a_request_that_a_transaction_hides_ends_in_time",
+        ),
+    ),
+    Bug(
+        "look-ups-on-the-loops-threads",
+        "Cancelled look-ups of the AsyncClient keep the threads that the whole program shares.",
+        (
+            Change(
+                "client/client.py",
+                "run_in_executor(self._lookups, what, *given)\n",
+                "run_in_executor(None, what, *given)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_client.py::test_cancelled_lookups_leave_the_threads_of_the_event_loop_free",
+        ),
+    ),
 )
