@@ -105,7 +105,7 @@ class Client(_BaseClient):
 
         The parameters are the fields of `Later`. Raises NotSent when Kafka does not accept the
         request; MaybeSent, a NotSent, when it may nevertheless have been written; ValueError for a
-        datetime without a time zone.
+        datetime without a time zone, or a number that JSON cannot express.
         """
         message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
         [found] = self.send_many([message])

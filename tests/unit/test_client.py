@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from confluent_kafka import KafkaError
 
@@ -50,6 +55,52 @@ def test_an_object_is_delivered_as_json() -> None:
 
 def test_none_is_delivered_as_a_tombstone() -> None:
     assert parse(request_value("orders", None, countdown_s=1)).message is None
+
+
+@dataclass
+class Invoice:
+    amount: float
+    _cached: float = math.nan
+
+
+@dataclass(slots=True)
+class Paid:
+    amount: float
+
+
+class Level(Enum):
+    TOP = math.inf
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (math.nan, "message is nan"),
+        ({"null": [1, {"price": math.inf}]}, "message.null[1].price is inf"),
+        ((None, 1.5, -math.inf), "message[2] is -inf"),
+        ({"invoice": Invoice(math.nan)}, "message.invoice.amount is nan"),
+        ([Paid(math.inf)], "message[0].amount is inf"),
+        ({"level": Level.TOP}, "message.level is inf"),
+    ],
+)
+def test_a_number_that_json_cannot_express_is_refused_with_its_place(
+    message: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}, which JSON cannot express"):
+        request_value("orders", message, countdown_s=1)
+
+
+def test_a_countdown_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^countdown is nan, which JSON cannot express"):
+        request_value("orders", "hi", countdown_s=math.nan)
+
+
+@pytest.mark.parametrize(
+    "message", [{"a": None, "null": 1.5}, [None, Invoice(2.5)], "null", {"x": {"null": "NaN"}}]
+)
+def test_messages_with_nulls_are_delivered_as_json(message: Any) -> None:
+    wanted = message.encode() if isinstance(message, str) else orjson.dumps(message)
+    assert parse(request_value("orders", message, countdown_s=1)).message == wanted
 
 
 def test_every_option_of_send_is_in_the_request() -> None:

@@ -76,4 +76,19 @@ BUGS = (
             "tests/unit/test_client.py::test_cancelled_lookups_leave_the_threads_of_the_event_loop_free",
         ),
     ),
+    Bug(
+        "not-a-number-becomes-null",
+        "The client sends NaN as null: of a message that is NaN, a tombstone is delivered.",
+        (
+            Change(
+                "client/request_value.py",
+                'if b"null" in written else None\n',
+                'if b"NaN" in written else None\n',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_client.py::test_a_number_that_json_cannot_express_is_refused_with_its_place",
+        ),
+    ),
 )
