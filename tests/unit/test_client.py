@@ -26,6 +26,7 @@ from blackbox.core.plan import Bounds
 from blackbox.formats import Options, make_format
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.request import Record, Request, Shard, locate, request_id
+from tests.servers.mock_cluster import mock_cluster
 
 NOW_MS = 1_767_225_600_000
 
@@ -345,6 +346,19 @@ def test_a_request_whose_answer_was_lost_may_have_been_written(
     reporting(monkeypatch, error)
     with pytest.raises(MaybeSent, match="it may have been written"):
         client.send_later(None, "hi", "orders", SOON)
+
+
+def test_a_request_that_is_written_but_not_acknowledged_in_time_may_have_been_written() -> None:
+    with mock_cluster() as cluster:
+        client = Client(cluster.bootstrap_servers, kafka_settings={"message.timeout.ms": "2000"})
+        first = client.send_later(None, "hi", "orders", SOON)
+        cluster.answer_after(6_000)
+        with pytest.raises(MaybeSent, match="it may have been written"):
+            client.send_later(None, "hi", "orders", SOON)
+        cluster.answer_after(0)
+        with Client(cluster.bootstrap_servers) as another:
+            third = another.send_later(None, "hi", "orders", SOON)
+        assert [locate(id, ["TB"])[1] for id in (first, third)] == [0, 2]
 
 
 def test_a_request_that_kafka_rejects_was_not_written(
