@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         Exhausted,
         Later,
         LookupFailed,
+        MaybeSent,
         NotSent,
         Retry,
         State,
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AsyncClient", "Client", "Exhausted", "Later", "LookupFailed", "NotSent", "Retry", "State",
-    "TooLate",
+    "AsyncClient", "Client", "Exhausted", "Later", "LookupFailed", "MaybeSent", "NotSent", "Retry",
+    "State", "TooLate",
 ]  # fmt: skip
 
 

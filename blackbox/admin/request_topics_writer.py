@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, NotSent, RequestWriter
+from blackbox.client.pending_write import ACKNOWLEDGED_WITHIN_S, NotSent
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, rules
 from blackbox.records.request import Headers, Invalid, Reason, Record, Request

@@ -72,6 +72,8 @@ def send(
     # Python keeps bytes of an argument that are not UTF-8 as surrogates, which orjson refuses.
     except TypeError as error:
         raise BadUsage(f"an argument cannot be sent as JSON: {error}; use UTF-8") from None
+    except ValueError as error:
+        raise BadUsage(str(error)) from None
     # Otherwise the command would succeed, and intake would make the request a dead letter.
     _refuse_invalid(value, settings)
     with _client(settings, caller, request_topic) as client:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar, TypeVarTuple
 
+from blackbox.client.pending_write import ACKNOWLEDGED_WITHIN_S, PendingWrite
 from blackbox.client.request_value import request_value
-from blackbox.client.request_writer import ACKNOWLEDGED_WITHIN_S, PendingWrite, RequestWriter
+from blackbox.client.request_writer import RequestWriter
 from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.client.state_reader import State, StateReader
 from blackbox.core.journal_search import LOOK_UP_S
 from blackbox.records.request import Shard, request_id
 
 ACKNOWLEDGEMENTS_POLLED_EVERY_S = 0.002
+
+Found = TypeVar("Found")
+Given = TypeVarTuple("Given")
 
 
 class TooLate(Exception):
@@ -62,6 +67,11 @@ class _BaseClient:
         )
         self._reader = StateReader(self._writer.access, request_topic)
 
+    def _write(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[PendingWrite]:
+        # All values before the first write: after an error of one of them, nothing has been written.
+        asked = [(_value(message), message.id) for message in (Later(*one) for one in messages)]
+        return [self._writer.write(value, key=id) for value, id in asked]
+
     def _write_replacement(
         self, id: str, found: tuple[Shard, ReplacementRecord] | None
     ) -> PendingWrite:
@@ -94,7 +104,8 @@ class Client(_BaseClient):
         """Request one message; returns the request's id once Kafka has acknowledged it.
 
         The parameters are the fields of `Later`. Raises NotSent when Kafka does not accept the
-        request, ValueError for a datetime without a time zone.
+        request; MaybeSent, a NotSent, when it may nevertheless have been written; ValueError for a
+        datetime without a time zone, or a number that JSON cannot express.
         """
         message = Later(key, value, topic, when, id, headers, expires_after, every, cron, timezone)
         [found] = self.send_many([message])
@@ -103,10 +114,11 @@ class Client(_BaseClient):
     def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
         """Request many messages; returns their ids in the same order, once Kafka has acknowledged all.
 
-        A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them;
-        others may have been accepted.
+        A tuple holds the fields of a `Later`. Raises NotSent when Kafka does not accept one of them,
+        MaybeSent when one of those may have been written; others may have been accepted. Nothing is
+        written after any other exception, such as that of an invalid message or of the iterable.
         """
-        return self._ids([_write(self._writer, Later(*message)) for message in messages])
+        return self._ids(self._write(messages))
 
     def cancel(self, id: str) -> str:
         """Write a cancel of the pending request with this id; it may come too late.
@@ -161,8 +173,10 @@ class AsyncClient(_BaseClient):
     _polling: asyncio.Task[None] | None = None
 
     @cached_property
-    def _lookup_lock(self) -> asyncio.Lock:
-        return asyncio.Lock()
+    def _lookups(self) -> ThreadPoolExecutor:
+        # Look-ups share one consumer, and a cancelled one goes on in its thread. With a thread of their own,
+        # others that wait for it take none of the loop's few threads.
+        return ThreadPoolExecutor(1, "blackbox-lookup")
 
     async def send_later(
         self,
@@ -185,7 +199,7 @@ class AsyncClient(_BaseClient):
 
     async def send_many(self, messages: Iterable[Later | tuple[Any, ...]]) -> list[str]:
         """As `Client.send_many`."""
-        return await self._ids([_write(self._writer, Later(*message)) for message in messages])
+        return await self._ids(self._write(messages))
 
     async def cancel(self, id: str) -> str:
         """As `Client.cancel`."""
@@ -197,23 +211,24 @@ class AsyncClient(_BaseClient):
         self, id: str, when: datetime | timedelta, *, timeout_s: float = LOOK_UP_S
     ) -> str:
         """As `Client.reschedule`."""
-        # Look-ups share one consumer; waiting for it here takes none of the loop's few threads.
-        async with self._lookup_lock:
-            found = await asyncio.to_thread(self._reader.replacement, id, when, timeout_s)
+        found = await self._look_up(self._reader.replacement, id, when, timeout_s)
         [new_id] = await self._ids([self._write_replacement(id, found)])
         return new_id
 
     async def get(self, id: str, *, timeout_s: float = LOOK_UP_S) -> State:
         """As `Client.get`; one at a time."""
-        async with self._lookup_lock:
-            return await asyncio.to_thread(self._reader.get, id, timeout_s)
+        return await self._look_up(self._reader.get, id, timeout_s)
+
+    async def _look_up(self, what: Callable[[*Given], Found], *given: *Given) -> Found:
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, what, *given)
 
     async def _ids(self, writes: list[PendingWrite]) -> list[str]:
-        # On a timeout `place_if_known` raises NotSent, which says what to do.
+        # On a timeout `check` raises MaybeSent, which says what to do.
         with suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
                 while not all(one.is_settled for one in writes):
                     await self._next_poll()
+        self._writer.check(writes)
         return [request_id(*one.place_if_known) for one in writes]
 
     async def _next_poll(self) -> None:
@@ -231,12 +246,16 @@ class AsyncClient(_BaseClient):
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self._writer.close)
-        await asyncio.to_thread(self._reader.close)
+        await self._look_up(self._reader.close)
+        self._lookups.shutdown(wait=False)
 
 
-def _write(writer: RequestWriter, message: Later) -> PendingWrite:
+def _value(message: Later) -> bytes:
     when, expires_after = message.when, message.expires_after
-    value = request_value(
+    # JSON has numbers, too, but the id is also the key of the record.
+    if not isinstance(message.id, str | None):
+        raise TypeError(f"the id {message.id!r} is not text; give a str")
+    return request_value(
         message.topic,
         message.value,
         countdown_s=when.total_seconds() if isinstance(when, timedelta) else None,
@@ -249,4 +268,3 @@ def _write(writer: RequestWriter, message: Later) -> PendingWrite:
         cron=message.cron,
         timezone=message.timezone,
     )
-    return writer.write(value, key=message.id)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -28,8 +31,8 @@ def request_value(
 
     `message`: str and bytes are delivered unchanged, None as a tombstone, anything else as JSON.
     `at`: an aware datetime, RFC 3339, or epoch ms. With `every_s` or `cron` it is delivered
-    repeatedly. Raises ValueError unless exactly one of the two times is given; a recurring request
-    may have neither.
+    repeatedly. Raises ValueError unless exactly one of the two times is given (a recurring request
+    may have neither), and for a number that is not finite.
     """
     recurs = every_s is not None or cron is not None
     if countdown_s is not None and at is not None:
@@ -53,11 +56,43 @@ def request_value(
         value |= _key(key)
     elif key is not None:
         value["key"] = key
-    return orjson.dumps(value | {name: v for name, v in optional.items() if v is not None})
+    value |= {name: v for name, v in optional.items() if v is not None}
+    written = orjson.dumps(value)
+    # orjson writes NaN and infinity as null, which would deliver another message, or a tombstone. Only a value
+    # with a null is searched for them: in Python, a search takes much longer than writing.
+    found = _not_finite(value) if b"null" in written else None
+    if found is not None:
+        place, number = found
+        raise ValueError(
+            f"{place.removeprefix('.')} is {number}, which JSON cannot express; give a finite number"
+        )
+    return written
 
 
 def cancel_value(id: str) -> bytes:
     return orjson.dumps({"id": id, "cancel": True})
+
+
+def _not_finite(held: object) -> tuple[str, float] | None:
+    """The first number in what orjson writes that JSON cannot express, with its place."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(held, Enum):
+        parts = [("", held.value)]
+    elif isinstance(held, float):
+        return None if math.isfinite(held) else ("", held)
+    elif isinstance(held, dict):
+        parts = ((f".{name}", one) for name, one in held.items())
+    elif isinstance(held, list | tuple):
+        parts = ((f"[{number}]", one) for number, one in enumerate(held))
+    elif is_dataclass(held):
+        names = vars(held) if hasattr(held, "__dict__") else [one.name for one in fields(held)]
+        # orjson leaves out private attributes
+        parts = ((f".{name}", getattr(held, name)) for name in names if name[0] != "_")
+    for place, one in parts:
+        found = _not_finite(one)
+        if found is not None:
+            return place + found[0], found[1]
+    return None
 
 
 def _key(key: bytes) -> dict[str, str]:

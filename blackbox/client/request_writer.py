@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from blackbox.client.pending_write import (
+    ACKNOWLEDGED_WITHIN_S,
+    Failures,
+    MaybeSent,
+    NotSent,
+    PendingWrite,
+)
 from blackbox.client.request_value import cancel_value
 from blackbox.client.rescheduling import ReplacementRecord
 from blackbox.journal.kafka_access import POLL_S, REQUEST_TIMEOUT_S, KafkaAccess, produce
 from blackbox.journal.topics import Topics
 from blackbox.records.cancel import HEADER as CANCEL_HEADER
 from blackbox.records.errors import NotAllowed, RecoveryRequired
-from blackbox.records.request import Shard, locate, request_id
+from blackbox.records.request import Shard, locate
 
-ACKNOWLEDGED_WITHIN_S = 20.0
 CLOSED_WITHIN_S = 5.0
 # As long as the Kafka client keeps its own metadata.
 COUNTED_FOR_S = 5.0
@@ -27,58 +32,6 @@ COUNTED_FOR_S = 5.0
 CALLER_HEADER = "CALLER_SERVICE"
 # librdkafka wants one from every consumer; look-ups assign partitions, and join no group.
 GROUP_ID = "blackbox-client"
-
-
-class NotSent(Exception):
-    """Kafka did not accept a request; the text says why and what to do."""
-
-
-@dataclass(eq=False, slots=True)
-class PendingWrite:
-    _wait: Callable[[PendingWrite], None]
-    _place: tuple[Shard, int] | None = None
-    failure: str | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether Kafka has acknowledged or refused the request."""
-        return self._place is not None or self.failure is not None
-
-    @property
-    def place(self) -> tuple[Shard, int]:
-        """Where the request was written; waits for the acknowledgement. Raises NotSent."""
-        if not self.is_settled:
-            self._wait(self)
-        return self.place_if_known
-
-    @property
-    def place_if_known(self) -> tuple[Shard, int]:
-        """Where the request was written, without waiting. Raises NotSent when that is not known yet."""
-        if self._place is None:
-            raise NotSent(
-                self.failure
-                or f"Kafka has not acknowledged the request within {ACKNOWLEDGED_WITHIN_S:g} s; "
-                "it may still be written later. Check the brokers"
-            )
-        return self._place
-
-    @property
-    def id(self) -> str:
-        """The request's id; waits until Kafka has acknowledged it. Raises NotSent."""
-        return request_id(*self.place)
-
-    def settle(self, error: KafkaError | None, message: Message) -> None:
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if error is not None:
-            self.failure = f"Kafka rejected the request to {topic}: {error.str()}"
-        # A report without an offset is not an acknowledgement: librdkafka reports a record that a
-        # new leader has refused as delivered when it has acknowledged a later one.
-        elif topic is None or partition is None or offset is None:
-            self.failure = (
-                f"Kafka returned no offset for the request in {topic}; it may not have been written"
-            )
-        else:
-            self._place = Shard(topic, partition), offset
 
 
 class RequestWriter:
@@ -101,8 +54,7 @@ class RequestWriter:
         self._producer: Producer = self.access.producer(None)
         self._own_headers = [(CALLER_HEADER, caller.encode())] if caller is not None else []
         self.request_topic = request_topic
-        self._refused = 0
-        self._first_refusal = ""
+        self._failures = Failures()
         self._partitions = 0
         self._counted_s = -math.inf
 
@@ -140,10 +92,8 @@ class RequestWriter:
 
         def settle(error: KafkaError | None, message: Message) -> None:
             pending.settle(error, message)
-            # Kept for `flush`: callers that send a great many keep no PendingWrite.
             if pending.failure is not None:
-                self._first_refusal = self._first_refusal if self._refused else pending.failure
-                self._refused += 1
+                self._failures.add(pending)
 
         all_headers = [*self._own_headers, *headers]
         try:
@@ -198,34 +148,33 @@ class RequestWriter:
         self._producer.poll(0)
 
     def wait_for(self, writes: Sequence[PendingWrite]) -> None:
-        """Wait until Kafka has acknowledged these only. Raises NotSent on a timeout, or if one was refused."""
+        """Wait until Kafka has acknowledged these only. Raises what `check` raises."""
         deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_S
         for one in writes:
             self._poll_for(one, deadline)
-        left = sum(not one.is_settled for one in writes)
-        if left:
-            raise self._unacknowledged(left, ACKNOWLEDGED_WITHIN_S)
-        failures = [one.failure for one in writes if one.failure is not None]
-        if failures:
-            raise _refusal(len(failures), failures[0])
+        self.check(writes)
+
+    def check(self, writes: Iterable[PendingWrite]) -> None:
+        """Raise NotSent if one of these was rejected, MaybeSent if one is not known to be written or rejected."""
+        failures = Failures()
+        for one in writes:
+            if not one.is_settled or one.failure is not None:
+                failures.add(one)
+        failures.check()
 
     def flush(self, timeout_s: float = ACKNOWLEDGED_WITHIN_S) -> None:
         """Wait until Kafka has acknowledged everything.
 
-        Raises NotSent on a timeout, or if any request since the last flush was refused.
+        Raises MaybeSent on a timeout, and what `check` raises for all requests since the last flush.
         """
         left = self._producer.flush(timeout_s)
-        refused, self._refused = self._refused, 0
+        failures, self._failures = self._failures, Failures()
         if left:
-            raise self._unacknowledged(left, timeout_s)
-        if refused:
-            raise _refusal(refused, self._first_refusal)
-
-    def _unacknowledged(self, left: int, timeout_s: float) -> NotSent:
-        return NotSent(
-            f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
-            f"written later. Check the brokers at {self.access.bootstrap_servers}"
-        )
+            raise MaybeSent(
+                f"{left} requests were not acknowledged within {timeout_s:g} s; they may still be "
+                f"written later. Check the brokers at {self.access.bootstrap_servers}"
+            )
+        failures.check()
 
     def __enter__(self) -> Self:
         return self
@@ -249,7 +198,3 @@ class RequestWriter:
     def _poll_for(self, pending: PendingWrite, deadline: float) -> None:
         while not pending.is_settled and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
-
-
-def _refusal(count: int, first: str) -> NotSent:
-    return NotSent(f"Kafka rejected {count} of the requests; the first: {first}")

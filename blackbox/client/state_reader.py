@@ -21,7 +21,7 @@ from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.topics import Topics, receipts_topic
-from blackbox.records.errors import NotAllowed, RecoveryRequired
+from blackbox.records.errors import NotAllowed, RecordHidden, RecoveryRequired
 from blackbox.records.request import Shard, locate, request_id
 
 PREFETCHED = 1_000
@@ -80,7 +80,7 @@ class StateReader:
         """As `Client.get`."""
         shard, offset = self._place(id)
         with self._lock, _as_lookup_failed(self._access.bootstrap_servers):
-            status = self._status(shard, offset, timeout_s)
+            status = self._status(shard, offset, ReadLimit(timeout_s, math.inf))
         if status.state in NO_REQUEST:
             raise ValueError(
                 f"{id!r} is the id of a {status.state}, not of a request; {_WHAT_TO_GIVE}"
@@ -96,12 +96,14 @@ class StateReader:
         """
         shard, offset = self._place(id)
         with self._lock, _as_lookup_failed(self._access.bootstrap_servers):
-            status = self._status(shard, offset, timeout_s)
+            limit = ReadLimit(timeout_s, math.inf)
+            status = self._status(shard, offset, limit)
             if status.state != "pending":
                 return None
             # A replacement must name the record that is in the index, the carried one.
             now_at = offset if status.carried is None else int(status.carried.rpartition("@")[2])
-            record = ShardJournal(shard, self._access, reader=self._reader).record(now_at)
+            journal = ShardJournal(shard, self._access, reader=self._reader)
+            record = journal.record(now_at, limit.left_s)
         if record is None:
             return None
         if isinstance(when, timedelta):
@@ -121,10 +123,9 @@ class StateReader:
         except ValueError as reason:
             raise ValueError(f"{reason}; {_WHAT_TO_GIVE}") from None
 
-    def _status(self, shard: Shard, offset: int, timeout_s: float) -> RequestStatus:
+    def _status(self, shard: Shard, offset: int, limit: ReadLimit) -> RequestStatus:
         # Only a consumer that worked before is replaced: a new one has just failed as well.
         is_used = bool(self._partitions)
-        limit = ReadLimit(timeout_s, math.inf)
         try:
             return self._status_by_journals(shard, offset, limit)
         except LimitReached:
@@ -133,13 +134,17 @@ class StateReader:
                 "there are more; give a longer timeout_s, or ask a service, which has an index: "
                 "GET /requests/{id}"
             ) from None
+        except RecordHidden as reason:
+            raise LookupFailed(
+                f"{reason}; try again after that, or give a longer timeout_s"
+            ) from None
         except RecoveryRequired:
             self._reader.close()
             self._partitions = {}
             if not is_used:
                 raise
         # A consumer that was idle during an outage may know no broker, or an old leader: try a new one.
-        return self._status(shard, offset, timeout_s)
+        return self._status(shard, offset, limit)
 
     def _status_by_journals(self, shard: Shard, offset: int, limit: ReadLimit) -> RequestStatus:
         receipts = receipts_topic(self._topic)

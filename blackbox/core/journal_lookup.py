@@ -32,7 +32,9 @@ class JournalLookup(JournalSearch):
         return self._by_both_journals(own, bounds.end)
 
     def own_record(self, offset: int) -> OwnRecord:
-        return read_own_record(self.shard, self.journal, self.format, offset, self.now_ms)
+        return read_own_record(
+            self.shard, self.journal, self.format, offset, self.now_ms, self.limit.left_s
+        )
 
     def replaced_by(self, own: OwnRecord, since: int) -> int | None:
         """The record, not below `since`, that took the place of an ended request; None: it was cancelled."""

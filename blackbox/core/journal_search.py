@@ -44,6 +44,10 @@ class ReadLimit:
     def __post_init__(self) -> None:
         self._began_s = self.clock()
 
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.seconds - (self.clock() - self._began_s))
+
     def spend(self, records: int = 0) -> None:
         """Count records that were read. Raises LimitReached when a limit is exceeded."""
         self._read += records

@@ -27,9 +27,9 @@ class OwnRecord(NamedTuple):
 
 
 def read_own_record(
-    shard: Shard, journal: Journal, format: Format, offset: int, now_ms: int
+    shard: Shard, journal: Journal, format: Format, offset: int, now_ms: int, within_s: float
 ) -> OwnRecord:
-    record = journal.record(offset)
+    record = journal.record(offset, within_s)
     if record is None:
         return OwnRecord(offset, None, _status(shard, offset, "unknown"), offset)
     written_ms = record.timestamp_ms if record.timestamp_ms >= 0 else None

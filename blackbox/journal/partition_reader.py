@@ -32,7 +32,7 @@ from blackbox.journal.offset_lookup import OffsetLookup
 from blackbox.journal.polled_messages import messages_below
 from blackbox.journal.topics import MISSING, topic_ids
 from blackbox.journal.unreadable_batches import readable
-from blackbox.records.errors import JournalLost, JournalSilent
+from blackbox.records.errors import JournalLost, JournalSilent, RecordHidden
 
 READ_RECORDS = 4000
 FETCHED_AHEAD = 20_000
@@ -109,7 +109,7 @@ class PartitionReader:
     def stable_bounds(
         self, topic: str, partition: int, place: int, within_s: float = STABLE_S
     ) -> Bounds:
-        """The bounds once no open transaction hides the offset `place`, which need not exist."""
+        """The bounds once no open transaction hides the offset `place`, which need not exist. Raises RecordHidden."""
         deadline = time.monotonic() + within_s
         ask_s = min(REQUEST_TIMEOUT_S, max(LEAST_S, within_s))
         while True:
@@ -118,7 +118,7 @@ class PartitionReader:
             if bounds.end > place or bounds.end >= self.log_end(topic, partition, ask_s):
                 return bounds
             if time.monotonic() > deadline:
-                raise JournalLost(
+                raise RecordHidden(
                     f"{topic}/{partition}: an open transaction of another producer hides offset "
                     f"{place} until it ends, at the latest after its transaction.timeout.ms"
                 )

@@ -11,9 +11,16 @@ from confluent_kafka import Message
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Batch, Binding, Bounds
 from blackbox.journal.claim_check import ClaimCheck
-from blackbox.journal.kafka_access import KafkaAccess
+from blackbox.journal.kafka_access import REQUEST_TIMEOUT_S, KafkaAccess
 from blackbox.journal.message_conversion import leader_epochs, read_headers, read_records
-from blackbox.journal.partition_reader import FETCHED_AHEAD, PartitionReader, is_gone, messages_at
+from blackbox.journal.partition_reader import (
+    FETCHED_AHEAD,
+    LEAST_S,
+    STABLE_S,
+    PartitionReader,
+    is_gone,
+    messages_at,
+)
 from blackbox.journal.polled_messages import offset_of
 from blackbox.journal.receipt_parsing import read_receipts
 from blackbox.journal.topics import receipts_topic
@@ -137,12 +144,15 @@ class ShardJournal:
                     return found, {offset for offset in wanted if offset > last}
         return found, set()
 
-    def record(self, offset: int) -> Record | None:
+    def record(self, offset: int, within_s: float = STABLE_S) -> Record | None:
         """The request record at this offset, if Kafka has it.
 
-        Waits for the end of an open transaction that hides it, as `settled_bounds` does.
+        Waits for the end of an open transaction that hides it; raises RecordHidden when that takes longer.
         """
-        self._reader.stable_bounds(*self._shard, offset)
+        # Half of the time for one answer, so that a caller can still ask with a new client.
+        ask_s = min(REQUEST_TIMEOUT_S, max(LEAST_S, within_s / 2))
+        if self._reader.bounds(*self._shard, ask_s).end <= offset:
+            self._reader.stable_bounds(*self._shard, offset, within_s)
         return self.records([offset]).get(offset)
 
     def record_at(self, topic: str, partition: int, offset: int) -> Record | None:

@@ -35,6 +35,10 @@ class JournalSilent(JournalLost):
     """Kafka accepts a question and never answers it, which delays code that waits for several answers."""
 
 
+class RecordHidden(JournalLost):
+    """An open transaction of another producer hides a record; a new client would not see it either."""
+
+
 class NotAllowed(JournalLost):
     """Kafka's ACLs lack a permission; the text says which one to grant."""
 

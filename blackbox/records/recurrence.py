@@ -6,6 +6,7 @@ from base64 import b64encode
 from calendar import monthrange
 from datetime import date, datetime, time, timedelta
 from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -28,8 +29,6 @@ ENDS_TOO_LARGE = (
 """The detail of what `last_request_value` makes."""
 
 LONGEST_CRON_CHARS = 200
-# A zone is also looked for as a package, and each slash in its name is a recursion.
-LONGEST_ZONE_CHARS = 64
 
 # As far as the largest BLACKBOX_MAX_COUNTDOWN_S goes; the configured one may be shorter.
 LOOKS_AHEAD_YEARS = 10
@@ -69,11 +68,14 @@ def cron(expression: object, zone: object, after_ms: int) -> str:
     """
     zone = "UTC" if zone is None else zone
     try:
-        if type(zone) is not str or len(zone) > LONGEST_ZONE_CHARS:
+        if type(zone) is not str or zone not in _zone_names():
             raise ZoneInfoNotFoundError
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError('timezone: give a name such as "Europe/Berlin"') from None
+        raise ValueError(
+            'timezone: give a name of the IANA time zone database, such as "Europe/Berlin"; other '
+            "names depend on the host"
+        ) from None
     if type(expression) is str and len(expression) > LONGEST_CRON_CHARS:
         raise ValueError(f"{len(expression)} characters; give at most {LONGEST_CRON_CHARS}")
     if type(expression) is not str or len(expression.split()) != 5:
@@ -81,6 +83,13 @@ def cron(expression: object, zone: object, after_ms: int) -> str:
     recurs = f"{_CRON} {zone} {' '.join(expression.split())}"
     next_ms(recurs, after_ms, after_ms)
     return recurs
+
+
+@cache
+def _zone_names() -> frozenset[str]:
+    # Not what the host has: its zone `localtime` differs from that of the next host, `right/Europe/Berlin` counts
+    # leap seconds and is missing in most images, and some file systems accept any case.
+    return frozenset(files("tzdata").joinpath("zones").read_text().split())
 
 
 def next_ms(recurs: str, due_ms: int, now_ms: int) -> int:

@@ -34,6 +34,10 @@ class MockCluster:
         push = self._library.rd_kafka_mock_push_request_errors_array
         push(self._cluster, ctypes.c_int16(request), ctypes.c_size_t(len(errors)), codes)
 
+    def answer_after(self, delay_ms: int) -> None:
+        """From now on, requests are carried out at once, and answered after this time."""
+        self._library.rd_kafka_mock_broker_set_rtt(self._cluster, ctypes.c_int32(1), delay_ms)
+
 
 @contextmanager
 def mock_cluster() -> Iterator[MockCluster]:

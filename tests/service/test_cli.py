@@ -257,7 +257,7 @@ def test_status_before_the_first_start_says_what_to_do(deployment: Deployment) -
     [
         (("--message", "x"), "once: --countdown SECONDS or --at INSTANT"),
         (("--message", "x", "--countdown", "1", "--at", "1"), "once: --countdown SECONDS or"),
-        (("--message", "x", "--countdown", "nan"), "bad-due-time"),
+        (("--message", "x", "--countdown", "nan"), "countdown is nan"),
         (("--message", "x", "--at", "tomorrow"), "'tomorrow'"),
         (("--message", "x", "--countdown", "1", "--header", "trace"), "give name=value"),
         (("--message", "x", "--countdown", "1", "--id", ""), "bad-id"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from blackbox import AsyncClient, Client, State
 from blackbox.client import LookupFailed
 from blackbox.core.request_status import Place
 from blackbox.embedded import EmbeddedStack
+from blackbox.journal.kafka_access import KafkaAccess
 from blackbox.journal.partition_reader import PartitionReader
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard, locate, request_id
@@ -161,6 +163,29 @@ def test_a_lookup_times_out_and_names_the_remedy(shop: World, client: Client) ->
     with pytest.raises(LookupFailed, match="was not found"):
         client.reschedule(id, SOON, timeout_s=0)
     assert client.get(id).state == "pending"
+
+
+def test_a_lookup_of_a_request_behind_an_open_transaction_keeps_to_its_limit(
+    shop: World, client: Client
+) -> None:
+    before = client.send_later(None, "hi", shop.targets[0], FAR)
+    shard, offset = locate(before, [shop.requests])
+    assert client.get(before).state == "pending"
+    access = KafkaAccess(shop.kafka.bootstrap_servers, "another")
+    other = access.producer(f"{shop.name}-another")
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(shop.requests, b"{}", partition=shard.partition)
+    other.flush()
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(LookupFailed, match="an open transaction of another producer hides"):
+            client.get(request_id(shard, offset + 1), timeout_s=1)
+        took_s = time.monotonic() - began_s
+        assert client.get(before).state == "pending"
+    finally:
+        other.abort_transaction(10)
+    assert took_s < 4
 
 
 def test_the_id_of_a_cancel_is_refused_by_a_lookup(client: Client) -> None:

@@ -118,7 +118,7 @@ class FakeJournal:
                 return found, set(wanted[count:])
         return found, set()
 
-    def record(self, offset: int) -> Record | None:
+    def record(self, offset: int, within_s: float = 0) -> Record | None:
         return self._record(offset)
 
     def record_at(self, topic: str, partition: int, offset: int) -> Record | None:

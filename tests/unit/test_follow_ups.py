@@ -129,6 +129,7 @@ def test_a_recurring_request_is_written_again_in_its_own_partition() -> None:
     ("recurs", "why"),
     [
         ("cron Nowhere/Else * * * * *", "timezone: give a name"),
+        ("cron localtime * * * * *", "other names depend on the host"),
         ("cron UTC * * *", "give a cron expression of five fields"),
         ("every often", "every is 'often'"),
     ],

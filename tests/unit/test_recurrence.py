@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+import zoneinfo
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.resources import files
 from itertools import islice, pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import orjson
@@ -192,6 +196,44 @@ def test_a_long_cron_expression_or_timezone_is_refused_before_it_is_parsed() -> 
     for zone in ("a" * 900_000, "/".join("a" * 5_000)):
         with pytest.raises(ValueError, match="timezone: give a name"):
             cron("0 8 * * *", zone, NOW_MS)
+
+
+@pytest.fixture
+def host_zones(tmp_path: Path) -> Iterator[None]:
+    """A host whose time zone database has more than that of IANA, as Debian's has."""
+    berlin = files("tzdata").joinpath("zoneinfo", "Europe", "Berlin").read_bytes()
+    for name in HOSTS_OWN:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(berlin)
+    zoneinfo.reset_tzpath([tmp_path])
+    ZoneInfo.clear_cache()
+    yield
+    zoneinfo.reset_tzpath()
+    ZoneInfo.clear_cache()
+
+
+HOSTS_OWN = (
+    "localtime",
+    "posixrules",
+    "right/Europe/Berlin",
+    "posix/Europe/Berlin",
+    "europe/berlin",
+)
+
+
+@pytest.mark.parametrize("zone", HOSTS_OWN)
+@pytest.mark.usefixtures("host_zones")
+def test_a_timezone_that_depends_on_the_host_is_refused(zone: str) -> None:
+    assert ZoneInfo(zone).key == zone
+    with pytest.raises(
+        ValueError, match=r"timezone: give a name of the IANA .* depend on the host"
+    ):
+        cron("0 8 * * *", zone, NOW_MS)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "US/Pacific", "Etc/GMT+5", "America/Argentina/Ushuaia"])
+def test_a_timezone_of_the_iana_database_is_accepted(zone: str) -> None:
+    assert cron("0 8 * * *", zone, NOW_MS) == f"cron {zone} 0 8 * * *"
 
 
 def test_a_cron_whose_times_are_too_far_apart_is_refused_though_its_first_time_is_near() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from blackbox.admin import request_topics_writer
 from blackbox.admin.request_topics_writer import RequestTopicsWriter
-from blackbox.client.request_writer import NotSent
+from blackbox.client.pending_write import NotSent
 from blackbox.config.settings import load
 
 

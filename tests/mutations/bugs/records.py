@@ -86,4 +86,17 @@ BUGS = (
             "tests/unit/test_carried.py::test_a_forged_time_of_writing_is_no_time_in_a_table",
         ),
     ),
+    Bug(
+        "time-zones-of-the-host",
+        "A recurring request may name a time zone of the host that reads it: its next reader takes another zone.",
+        (
+            Change(
+                "records/recurrence.py",
+                "        if type(zone) is not str or zone not in _zone_names():\n",
+                "        if type(zone) is not str:\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_recurrence.py::test_a_timezone_that_depends_on_the_host_is_refused",),
+    ),
 )
