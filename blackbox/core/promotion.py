@@ -32,8 +32,8 @@ CARRIED_AT_ONCE = 5000
 BYTES_AT_ONCE = 8 << 20
 # Offsets between two cold requests from which on a new read is worthwhile.
 FAR_APART = 20_000
-# Request records that the index has not read: some 100 bytes each, if they have a caller id. Behind
-# more of them, a carried record would not be read soon, for example while Redis is full.
+# Request records that the index has not read: some 100 bytes each, if they have a caller id. Behind more of them, a
+# carried record would not be read soon, for example while Redis is full.
 MOST_UNREAD = 1_000_000
 
 
@@ -151,9 +151,8 @@ class Promotion:
 
         An open transaction hides what was written from `stable` on.
         """
-        # Callers' transactions may follow one another without a pause, so this does not wait for
-        # their end. Records that they hide count, committed or not: at worst, a request that an
-        # aborted one names is left to a run that no longer finds this record.
+        # Callers' transactions may follow one another without a pause, so this does not wait for their end. Records that
+        # they hide count, committed or not: at worst, a request that an aborted one names is left to a later run.
         stable = max(self._read_to, min(stable, end))
         for batch in self.journal.requests(self._read_to, stable):
             self._note(batch, now_ms)
