@@ -68,8 +68,9 @@ class Leftovers:
     """The pending requests of one index from the offset `first` on, without those that have `ended`.
 
     They are written again to `partition`; -1: by their caller's id as key. `newer` is what callers have
-    written since. `holders` has, for each caller id, the shard whose request was written again by it. With `is_unknown` they may have been written again before, and become dead letters.
-    Without `delivers` they are only counted.
+    written since. `holders` has, for each caller id, the shard whose request was written again by it. With
+    `is_unknown` they may have been written again before, and become dead letters. Without `delivers` they are only
+    counted.
     """
 
     index: ShardIndex
