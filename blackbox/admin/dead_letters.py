@@ -262,8 +262,8 @@ def _why_another(letter: DeadLetter, record: Record) -> str | None:
 
     The offsets of a topic that was deleted and created again begin again.
     """
-    # The letter has the time of blackbox. A time that a caller set says nothing.
-    if record.has_broker_time and record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:
+    # The letter has the time of blackbox; clocks differ.
+    if record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:
         return "its timestamp is later than the letter's"
     left = left_out(letter.detail) if letter.value is None else None
     if left is None or not left.is_bare:

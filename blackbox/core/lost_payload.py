@@ -29,8 +29,9 @@ def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
     again = _reread(format, record, cause)
     if cause is None or again.reason is not None:
         return again
+    # A reason of its own: unlike an undeliverable request, it has replaced nothing.
     detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
-    return refused_entry(record, Invalid(Reason.REFUSED, detail), record.timestamp_ms)
+    return refused_entry(record, Invalid(Reason.WAS_INVALID, detail), record.timestamp_ms)
 
 
 def _reread(format: Format, record: Record, cause: str | None) -> Entry:

@@ -186,8 +186,11 @@ class Recovery:
         # else they would be delivered before their cancels and replacements are read
         logger.warning("%s: %s; opening with a backlog still in Kafka", self.shard, full)
         for batch in self.journal.requests(self.index.positions.requests, end):
-            refused = [one for one in batch.records if outcomes.was_refused(one.offset)]
-            others = [one for one in batch.records if not outcomes.was_refused(one.offset)]
+            # The outcomes of an earlier opening are not read again: the index remembers what ended nothing.
+            known = self.index.ignored([one.offset for one in batch.records])
+            known.update(o.offset for o in batch.records if outcomes.was_refused(o.offset))
+            refused = [one for one in batch.records if one.offset in known]
+            others = [one for one in batch.records if one.offset not in known]
             for one in self.upcoming(batch._replace(records=refused)):
                 if one.ending:
                     self.index.ignore(one.ending)  # until they are read

@@ -58,11 +58,8 @@ def end_by_upcoming(index: RecoveryIndex, upcoming: Upcoming, ended: OffsetSet) 
     removed = {o: c for o, c in removed.items() if o not in in_doubt}
     if removed:
         index.settle(Settlement(removed, index.positions.receipts))
-    if upcoming.replacement is None:
-        return
-    offset, id, caller_id = upcoming.replacement
-    if not index.is_ignored(offset):
-        _replace_early(index, offset, id, caller_id)
+    if upcoming.replacement is not None:
+        _replace_early(index, *upcoming.replacement)
 
 
 def _replace_early(index: RecoveryIndex, offset: int, id: str, caller_id: str | None) -> None:

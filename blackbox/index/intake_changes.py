@@ -111,8 +111,8 @@ class IntakeChanges(Lookups):
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
-        # Below `judged`, receipts have outcomes: Redis went back. A rebuild knows them itself.
-        with_verdicts = [*touched.holding] if ended is None and start < judged else []
+        # With marks in `skip`, Redis went back: receipts have outcomes. A rebuild knows them itself.
+        with_verdicts = [*touched.holding] if ended is None and any(bitmaps) else []
         with_verdicts += touched.conditional if known_from or touched.replaced else ()
         may_be_cold = list(touched.cold)
         if cold:

@@ -110,13 +110,13 @@ class Lookups(GuardedIndex):
         with self._lock:
             return set(self._scores(self._keys.unwanted, offsets))
 
-    def is_ignored(self, offset: int) -> bool:
-        """Whether the index lists this conditional record as one that did not count.
+    def ignored(self, offsets: Sequence[int]) -> set[int]:
+        """Those of these records which the index lists as ones that ended nothing.
 
         It does not list records that `settle` was given as `recorded`.
         """
         with self._lock:
-            return bool(self._scores(self._keys.ignored, [offset]))
+            return set(self._scores(self._keys.ignored, offsets))
 
     def unrecorded(self, most: int) -> tuple[int, list[int]]:
         """The position `requests`, and the first conditional records below it that did not count."""

@@ -204,6 +204,8 @@ class OpeningChanges(Lookups):
             start = self._watch_positions(self._keys.state).requests
             gap = orjson.dumps((start, first, verdicts_below))
             about = (b"gap", gap, b"gone", orjson.dumps(gone))
+            # Another process may have passed them: a position never goes back.
+            first = max(start, first)
             moved = self._write_requests(first, *about)
             # A full Redis must not keep the shard closed: its deliveries make the room.
             self._run_multi_while_opening(
@@ -277,7 +279,7 @@ class OpeningChanges(Lookups):
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
             removals = [drop, pack("ZREM", self._keys.due, *names)]
             # A full Redis must not keep its own room. A script compares positions, so there must be some.
-            has_positions = None not in (self._loaded[1], self._loaded[3])
+            has_positions = self.positions != Positions(-1, -1)
             self._run_multi_while_opening(removals, even_if_full=has_positions)
 
     def _watch_loaded(self) -> None:

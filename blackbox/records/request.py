@@ -101,6 +101,7 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     PAYLOAD_LOST = "payload-lost"
     OUTCOME_UNKNOWN = "outcome-unknown"
+    WAS_INVALID = "was-invalid"
 
 
 MAY_COME_BACK = frozenset(
@@ -118,7 +119,7 @@ UNDELIVERABLE = (
 )
 """Reasons for a request that is valid and has replaced others, which one that is TOO_LATE has not."""
 
-EVIDENT = frozenset(Reason) - UNDELIVERABLE - {Reason.TOO_LATE, Reason.EXPIRED}
+EVIDENT = frozenset(Reason) - UNDELIVERABLE - {Reason.TOO_LATE, Reason.EXPIRED, Reason.WAS_INVALID}
 """Reasons that a record alone shows, whenever it is read."""
 
 

@@ -663,7 +663,7 @@ def test_each_planted_fault_is_found_and_nothing_else(
     assert found == planted
     assert not verdict.is_clean
     assert verdict.by_kind == {
-        "duplicated": 4, "orphan-entry": 4, "positions-behind": 4, "late": 2, "lost": 2,
+        "duplicated": 4, "orphan-entry": 4, "positions-behind": 4, "late": 2, "lost": 3,
         "no-request": 2, "not-there": 5, "positions-ahead": 2, "unaccounted": 2, "early": 1,
         "gone": 1, "no-payload": 1, "orphan-payload": 1,
     }  # fmt: skip

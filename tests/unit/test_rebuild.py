@@ -782,6 +782,7 @@ def test_an_invalid_record_that_would_be_valid_by_now_ends_nothing(
 
     if is_full:
         make(has_room=fills_up(1 if is_lost else 0)).open()
+        make(has_room=fills_up(0)).open()
         assert reasons(client) == {0: None}
     make().open()
 

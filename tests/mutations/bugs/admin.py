@@ -40,7 +40,7 @@ BUGS = (
         (
             Change(
                 "admin/dead_letters.py",
-                "    if record.has_broker_time and record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:\n",
+                "    if record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:\n",
                 "    if False:\n",
             ),
         ),

@@ -168,7 +168,8 @@ def test_a_large_record_that_was_invalid_is_not_delivered_after_a_change_of_sett
     make(reread=partial(lost_payload.reread, valid)).tick(NOW_MS)
 
     reason, detail = told(letter(writer, 0))
-    assert reason == Reason.REFUSED
+    assert reason == Reason.WAS_INVALID
+    assert writer.receipts[-1].invalid == [0], "it has replaced nothing"
     assert "is valid by the settings of now" in str(detail)
     assert writer.sent_to("orders") == []
 
