@@ -56,17 +56,18 @@ ON_THIS_MACHINE = {
     "spark.pyspark.python": sys.executable,
     "spark.python.daemon.module": "blackbox.engine.spark.daemon",
 }
-ON_A_CLUSTER = {
-    "spark.pyspark.python": "python3",
-    # An executor whose host is gone keeps its shards, and the batch of all others, until Spark gives it up.
-    # By default that takes two to three minutes; with these, at most 25 s. Not on this machine, where the only
-    # executor cannot be gone, and seems to be after each pause of the process.
+ON_A_CLUSTER = {"spark.pyspark.python": "python3"}
+# An executor whose host is gone keeps its shards, and the batch of all others, until Spark gives it up. By default that
+# takes two to three minutes; with these, at most 25 s. Not on this machine, where the only executor cannot be gone, and
+# seems to be after each pause of the process. They depend on each other: none is set if the operator sets one.
+GIVES_UP_HOSTS = {
     "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeatInterval": "3s",
-    # Otherwise failed executors count for the whole life of a driver, which ends after three or a few more.
-    "spark.executor.failuresValidityInterval": "1h",
 }
+# Otherwise failed executors count for the whole life of a driver, which ends after three or a few more.
+FORGIVES_FAILURES = {"spark.executor.failuresValidityInterval": "1h"}
+FORGIVES_FAILURES_ON_YARN = "spark.yarn.executor.failuresValidityInterval"
 
 
 def start_session(master: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -75,8 +76,9 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     On a cluster this package is sent to the executors; its dependencies must be in their Python
     (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
     """
-    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else ON_A_CLUSTER)
-    chosen: dict[str, Any] = own | dict(settings or {})
+    settings = settings or {}
+    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else _on_a_cluster(settings))
+    chosen: dict[str, Any] = own | dict(settings)
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Set before the session: otherwise workers use the system's python3.
@@ -107,6 +109,17 @@ def with_slots(master: str) -> str:
     slots = max(4, 2 * (os.cpu_count() or 2)) if threads == "*" else max(2, int(threads))
     # With a local master, the number of tries is in its name; without one, no task is retried.
     return f"local[{slots},{tries}]"
+
+
+def _on_a_cluster(settings: Mapping[str, str]) -> dict[str, str]:
+    own = dict(ON_A_CLUSTER)
+    if GIVES_UP_HOSTS.keys().isdisjoint(settings):
+        own |= GIVES_UP_HOSTS
+    if (
+        FORGIVES_FAILURES_ON_YARN not in settings
+    ):  # which Spark reads only if the general one is not set
+        own |= FORGIVES_FAILURES
+    return own
 
 
 def _packed() -> Path:

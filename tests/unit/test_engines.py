@@ -26,7 +26,7 @@ from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.engine.spark import driver
 from blackbox.engine.spark.driver import SparkEngine, slots_for
-from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed
+from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed, SparkWatch
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 from tests.support.world import until
@@ -207,7 +207,7 @@ def test_a_driver_ends_when_it_has_had_no_executor_for_a_minute(
 
     def look(seconds: int) -> None:
         for _ in range(seconds):
-            job(spark_engine, "watch")()
+            job(spark_engine, "slots")()
             job(spark_engine, "renew")()
 
     look(2 * SILENCE_S)  # it never had one: another driver may deliver
@@ -229,7 +229,7 @@ def test_a_driver_ends_when_its_jvm_does_not_answer(
     spark_engine.failed = failures.append
     monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
     spark_engine.start()
-    job(spark_engine, "watch")()
+    job(spark_engine, "slots")()
     for _ in range(SILENCE_S):
         job(spark_engine, "renew")()
     assert failures == []
@@ -259,7 +259,7 @@ def test_a_driver_ends_when_spark_does_not_begin_a_window_although_it_has_slots(
     monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
     spark_engine.start()
     for _ in range(SILENCE_S + 1):
-        job(spark_engine, "watch")()
+        job(spark_engine, "slots")()
         job(spark_engine, "renew")()
 
     assert bool(failures) is is_failure
@@ -293,7 +293,7 @@ def test_a_service_whose_spark_failed_ends_although_threads_wait_for_its_jvm() -
     assert "Spark failed: EngineFailed: it hangs" in done.stderr
 
 
-@pytest.mark.parametrize(("at_once", "slots"), [(0, 2), (1, 2), (2, 2), (12, 12)])
+@pytest.mark.parametrize(("at_once", "slots"), [(0, 1), (1, 1), (2, 2), (12, 12)])
 def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
     at_once: int, slots: int
 ) -> None:
@@ -311,6 +311,17 @@ def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
 
     assert engine._count_slots() == at_once
     assert slots_for("dispatch", at_once, "dispatch") == slots
+    assert slots_for("dispatch", at_once, None) + slots_for("intake", at_once, None) >= 2
+
+
+def test_a_driver_of_intake_may_give_its_idle_executors_back() -> None:
+    watch = SparkWatch("yarn", may_be_idle=True)
+    watch.answered(4)
+    watch.answered(0)
+
+    for _ in range(NO_SLOTS_S + 1):
+        watch.answered(0)
+        watch.look(())
 
 
 def test_a_process_that_no_longer_reads_requests_is_not_live(

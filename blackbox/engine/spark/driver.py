@@ -23,7 +23,7 @@ from blackbox.engine.promoter import PromotionJob
 from blackbox.engine.redis_monitor import RedisMonitor
 from blackbox.engine.spark.dispatch_windows import DispatchWindows
 from blackbox.engine.spark.intake_stream import IntakeStream
-from blackbox.engine.spark.spark_watch import EngineFailed, SparkWatch
+from blackbox.engine.spark.spark_watch import EngineFailed, spark_watch
 from blackbox.engine.steady_scheduler import SteadyScheduler
 from blackbox.index.inspector import Inspector
 from blackbox.journal import unowned_partitions
@@ -74,7 +74,7 @@ class SparkEngine:
         self._session: SparkSession | None = None
         self._windows: DispatchWindows | None = None
         self._stream: IntakeStream | None = None
-        self._watch = SparkWatch(settings.spark_master)
+        self._watch = spark_watch(settings, self.only)
         self._slots = 0
         self._is_stopping = False
         self._join_by_s = 0.0
@@ -129,6 +129,7 @@ class SparkEngine:
             self._stream.start()
         for name, work, every_s in (
             ("renew", self._renew, 1),
+            ("slots", self._look_at_slots, 1),
             ("watch", self._check_every_second, 1),
             ("hidden", self._hidden.check, hidden_records.CHECKED_EVERY_S),
             ("grow", self._grow_receipts, GROW_RECEIPTS_EVERY_S),
@@ -245,7 +246,8 @@ class SparkEngine:
         if not self._is_stopping:
             self.failed(reason)
 
-    def _check_every_second(self) -> None:
+    def _look_at_slots(self) -> None:
+        """A job of its own: a slow Redis must not look like a JVM that does not answer."""
         try:
             slots = self._count_slots()
         except EngineFailed as reason:
@@ -257,6 +259,8 @@ class SparkEngine:
             with self._lock:
                 self._slots = slots
                 self._assign()
+
+    def _check_every_second(self) -> None:
         self._monitor.check()
         self._note_positions()
 
@@ -290,7 +294,7 @@ class SparkEngine:
 def slots_for(half: Half, slots: int, only: Half | None) -> int:
     """How many of Spark's slots one half of the work gets: half of them, or all if it runs alone."""
     # None until the first executor has registered: one for each half then waits for it.
-    slots = max(2, slots)
     if only is not None:
-        return slots if half == only else 0
+        return max(1, slots) if half == only else 0
+    slots = max(2, slots)
     return slots // 2 if half == "dispatch" else slots - slots // 2

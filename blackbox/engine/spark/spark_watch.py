@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from blackbox.config.settings import Half, Settings
+
 # As long as an executor may take to be replaced.
 NO_SLOTS_S = 60
 # As long as a first task may take to load its modules on a busy machine.
@@ -14,15 +16,23 @@ class EngineFailed(Exception):
     """Spark ended, or does nothing any more, and this application cannot go on without it."""
 
 
+def spark_watch(settings: Settings, only: Half | None) -> SparkWatch:
+    """The watch of a driver that does all work, or `only` one half."""
+    # Intake alone runs no task without new requests, so Spark may take all its executors back.
+    allocates = settings.spark_settings().get("spark.dynamicAllocation.enabled") == "true"
+    return SparkWatch(settings.spark_master, may_be_idle=allocates and only == "intake")
+
+
 class SparkWatch:
     """Counts for how many seconds Spark has had no slots, answered nothing, or not begun a window.
 
     It counts its own looks instead of comparing times: after a pause of the whole process, nothing
-    could have answered yet.
+    could have answered yet. With `may_be_idle`, having no slots is no fault.
     """
 
-    def __init__(self, master: str) -> None:
+    def __init__(self, master: str, *, may_be_idle: bool = False) -> None:
         self._master = master
+        self._may_be_idle = may_be_idle
         self._slots = 0
         self._had_slots = False
         self._unanswered = 0
@@ -45,7 +55,7 @@ class SparkWatch:
             raise EngineFailed(f"Spark's JVM has not answered for {SILENCE_S} s")
         # A driver that never had an executor waits for one, outside of the group. One that has lost them all
         # may wait in vain: a master that was restarted does not know this application.
-        is_without = self._had_slots and not self._slots
+        is_without = self._had_slots and not self._slots and not self._may_be_idle
         self._without_slots = self._without_slots + 1 if is_without else 0
         if self._without_slots > NO_SLOTS_S:
             raise EngineFailed(

@@ -104,8 +104,8 @@ BUGS = (
         (
             Change(
                 "spark/spark_session.py",
-                '    "spark.executor.failuresValidityInterval": "1h",\n',
-                "",
+                '{"spark.executor.failuresValidityInterval": "1h"}',
+                "dict[str, str]()",
             ),
         ),
         (),
