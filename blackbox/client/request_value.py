@@ -60,7 +60,8 @@ def request_value(
     written = orjson.dumps(value)
     # orjson writes NaN and infinity as null, which would deliver another message, or a tombstone. Only a value
     # with a null is searched for them: in Python, a search takes much longer than writing.
-    found = _not_finite(value) if b"null" in written else None
+    is_safe = b"null" not in written or _is_finite(value)
+    found = None if is_safe else _not_finite(value)
     if found is not None:
         place, number = found
         raise ValueError(
@@ -71,6 +72,19 @@ def request_value(
 
 def cancel_value(id: str) -> bytes:
     return orjson.dumps({"id": id, "cancel": True})
+
+
+def _is_finite(held: object) -> bool:
+    """Whether JSON can express all numbers in it; False also for what only `_not_finite` can judge."""
+    # By exact types and without places: less than half of the time of that search.
+    kind = type(held)
+    if kind is float:
+        return math.isfinite(held)  # type: ignore[arg-type]
+    if kind is dict:
+        return all(map(_is_finite, held.values()))  # type: ignore[attr-defined]
+    if kind is list or kind is tuple:
+        return all(map(_is_finite, held))  # type: ignore[call-overload]
+    return kind is str or kind is int or kind is bool or held is None
 
 
 def _not_finite(held: object) -> tuple[str, float] | None:
