@@ -187,7 +187,7 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:\n",
+                "    if last.record.has_broker_time:\n",
                 "    if False:\n",
             ),
         ),
@@ -254,13 +254,28 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)\n",
+                "    return first_within(time_from, requests.start, last.offset + 1, since_ms, last.timestamp_ms)\n",
                 "    return journal.first_request_since(since_ms) or 0\n",
             ),
         ),
         (),
         (
             "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
+        ),
+    ),
+    Bug(
+        "last-timestamp-hides-new-records",
+        "A rebind skips records that callers wrote after a loss because the clock of the last one was slow.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    records = _last_records(journal, requests)\n",
+                "    records = _last_records(journal, requests)[-1:]\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_a_last_broker_whose_clock_is_slow_hides_no_records_after_a_loss",
         ),
     ),
     Bug(
