@@ -64,13 +64,17 @@ def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
             found = _first(journal, offset, requests.end)
             return None if found is None else (found.record.offset, found.epoch)
 
-        return first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)
-    # Without epochs, and if the data of the brokers were restored, which repeats epochs. Callers'
-    # timestamps are not used: one that wrote the tail with a slow clock would make old records new.
-    behind = last.record.offset + 1
-    if last.record.has_broker_time:
-        return _search_times(journal, requests, tail.timestamp_ms + 1, behind)
-    return behind
+        place = first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)
+    else:
+        place = last.record.offset + 1
+    # Without epochs, and if the data of the brokers were restored, which repeats epochs: some of the
+    # new records then have one that is not higher. Callers' timestamps are not used: one that wrote the
+    # tail with a slow clock would make old records new.
+    before = Bounds(requests.start, place)
+    below = _last(journal, before)
+    if below is None or not below.record.has_broker_time:
+        return place
+    return _search_times(journal, before, tail.timestamp_ms + 1, place)
 
 
 def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, otherwise: int) -> int:

@@ -102,6 +102,18 @@ def test_brokers_timestamps_show_the_loss_if_restored_brokers_repeat_an_epoch() 
     assert cut(journal, read_up_to(written(READ - 1), 4)) == 150
 
 
+@pytest.mark.parametrize("epochs", [(3, 4, 6), (4, 4, 5)], ids=["lower", "same"])
+def test_brokers_timestamps_show_the_loss_if_restored_brokers_pass_the_old_epochs(
+    epochs: tuple[int, int, int],
+) -> None:
+    new = [written(offset, DAY_MS) for offset in range(150, 230)]
+    before, since, newest = epochs
+    epoch = lambda offset: before if offset < 150 else since if offset < 170 else newest  # noqa: E731
+    journal = log([*map(written, range(150)), *new], epoch)
+
+    assert cut(journal, read_up_to(written(READ - 1), newest - 1)) == 150
+
+
 def test_a_loss_is_found_at_the_same_place_once_requests_are_written_again() -> None:
     records: list[Record | None] = [*map(written, range(179)), None]  # a transaction marker
     journal = FakeJournal(request_records=records, receipt_records=[None] * 10)

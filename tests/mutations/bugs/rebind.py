@@ -187,8 +187,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    if last.record.has_broker_time:\n",
-                "    if False:\n",
+                "    if below is None or not below.record.has_broker_time:\n",
+                "    if True:\n",
             ),
         ),
         (),
@@ -261,6 +261,21 @@ BUGS = (
         (),
         (
             "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
+        ),
+    ),
+    Bug(
+        "restored-epochs-hide-new-records",
+        "A rebind trusts leader epochs alone: it skips records that restored brokers took under repeated epochs.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "        place = first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)\n",
+                "        return first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_brokers_timestamps_show_the_loss_if_restored_brokers_pass_the_old_epochs",
         ),
     ),
     Bug(
