@@ -35,12 +35,16 @@ class Newer(NamedTuple):
         id = request_id(shard, offset if entry.origin is None else entry.origin)
         return entry.caller_id in self.caller_ids or id in self.cancelled
 
-    def in_time(self, index: ShardIndex, ended: Container[int]) -> Newer:
-        """With the replacements of requests that are pending in this index, and have not `ended`."""
-        # Intake ignores the caller id of one that is too late. A request under this id would be
-        # lost if the replacement counted.
+    def in_time(self, index: ShardIndex, ended: Container[int], first: int) -> Newer:
+        """With the replacements of requests that stay pending in this index: below `first`, and not `ended`."""
+        # Intake ignores the caller id of one that is too late, as those of all others will be. A request
+        # under this id, also the one that was to be replaced, would be lost if the replacement counted.
         named = index.named(sorted(set[str]().union(*self.replacing.values())))
-        pending = {id for id, one in named.items() if one.is_pending and one.offset not in ended}
+        pending = {
+            id
+            for id, one in named.items()
+            if one.is_pending and one.offset < first and one.offset not in ended
+        }
         found = {caller_id for caller_id, ids in self.replacing.items() if ids & pending}
         return self._replace(caller_ids=self.caller_ids | found)
 

@@ -35,7 +35,16 @@ from blackbox.records.errors import (
 )
 from blackbox.records.outgoing import Outgoing, rewritten_request
 from blackbox.records.receipt import Claim, Mark, Receipt
-from blackbox.records.request import Cancel, Reason, Record, Request, Shard, member, request_id
+from blackbox.records.request import (
+    Cancel,
+    Headers,
+    Reason,
+    Record,
+    Request,
+    Shard,
+    member,
+    request_id,
+)
 from tests.contract.held import SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -289,11 +298,11 @@ def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
 
 @pytest.mark.parametrize(
     ("named", "is_superseded"),
-    [(900, False), (1, False), (6, True), (5, True), (0, True)],
+    [(900, False), (1, False), (6, False), (5, False), (0, True)],
     ids=["never-known", "ended", "another-leftover", "itself", "written-since"],
 )
 def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
-    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     named: int, is_superseded: bool,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -303,9 +312,11 @@ def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
     write_records(request("a"), headers=[("blackbox-replaces", request_id(SHARD, named).encode())])
 
     done = Run(journal, "deliver").run(empty_index)
+    make().open()
 
     assert done.superseded == is_superseded
     assert [one.offset for one in SENT] == ([6] if is_superseded else [5, 6])
+    assert (reasons(client)[1] == Reason.TOO_LATE) is not is_superseded
 
 
 def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
@@ -657,11 +668,41 @@ def test_a_topic_recreated_during_a_rebind_needs_another_rebind(
     assert again.again == 2
 
 
-def written_since(journal: FakeJournal) -> None:
+def written_since(
+    journal: FakeJournal, caller_id: str | None = None, headers: Headers | None = None
+) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
-    journal.request_records.append(Record(offset, 10, b"key", b"{}", [], None, True))
-    journal.format.parsed[offset] = request()
+    journal.request_records.append(Record(offset, 10, b"key", b"{}", headers or [], None, True))
+    journal.format.parsed[offset] = request(caller_id)
+
+
+@pytest.mark.parametrize(
+    ("named", "again", "why"),
+    [
+        (0, [3], None),
+        (1, [2, 3], Reason.TOO_LATE),
+        (2, [2, 3], Reason.TOO_LATE),
+        (3, [2, 3], Reason.TOO_LATE),
+    ],
+    ids=["still-there", "ended", "itself", "another-leftover"],
+)
+def test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still_there(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    named: int, again: list[int], why: str | None,
+) -> None:  # fmt: skip
+    write_records(request(), request(), request("a"), request())
+    make().open()
+    journal.append(delivered(1))
+    del journal.request_records[2:]
+    written_since(journal, "a", [("blackbox-replaces", request_id(SHARD, named).encode())])
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert [one.offset for one in SENT] == again
+    assert reasons(client)[2] == why
 
 
 def test_records_after_lost_ones_are_read_although_the_log_is_shorter(

@@ -331,6 +331,15 @@ BUGS = (
         ),
     ),
     Bug(
+        "replaced-leftover-dropped",
+        "A rebind drops a request because of its replacement, which becomes a dead letter: the request left the topic.",
+        (Change("rebind/later_records.py", " and one.offset < first and ", " and "),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still_there",
+        ),
+    ),
+    Bug(
         "one-id-of-two-partitions",
         "A rebind to another number of partitions writes two requests again under one id: one replaces the other.",
         (Change("rebind/topic_rebind.py", "            holders=self._holders,\n", ""),),
