@@ -87,7 +87,8 @@ class AskingWriter(FakeWriter):
                 ]
                 record = Record(offset, 0, outgoing.key, outgoing.value, headers)
                 self.journal.request_records.append(record)
-                self.journal.format.parsed[offset] = request()
+                caller_id = None if outgoing.key is None else outgoing.key.decode()
+                self.journal.format.parsed[offset] = request(caller_id)
 
 
 class Run(_TopicRebind):
@@ -845,7 +846,7 @@ def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
     journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch,
     keeps: bool, is_fenced: bool,
 ) -> None:  # fmt: skip
-    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=1) for n in (0, 1)]
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
     for index in indexes:
         index.load()
         index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -874,6 +875,38 @@ def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
     if not keeps:
         assert [one.topic for one in SENT] == [SHARD.topic, "dead"]
         assert ("blackbox-reason", "refused") in SENT[1].headers
+
+
+@pytest.mark.parametrize("caller_wrote", [False, True], ids=["nothing", "a-request"])
+def test_an_interrupted_rebind_remembers_which_partitions_request_has_a_caller_id(
+    journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch, caller_wrote: bool
+) -> None:  # fmt: skip
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
+    for index in indexes:
+        index.load()
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+        store(index, 0, 1, {0: entry(caller_id="a")})
+    then = keep(client)
+
+    def run(index: ShardIndex) -> Rebound:
+        """One run, whose receipts are lost: it was killed, with at-least-once delivery."""
+        records = journal.request_records
+        receipts = FakeJournal(request_records=records, format=journal.format)
+        one = Run(receipts, "deliver")
+        one._keeps_partitions = False
+        one._since.before = {n: receipts.request_bounds() for n in range(SHARD.partition + 1)}
+        monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(receipts))
+        return one.run(index)
+
+    first = run(indexes[0])
+    if caller_wrote:
+        written_since(journal, "a")
+    restore_keys(client, then)
+    itself, other = run(indexes[0]), run(indexes[1])
+
+    assert (first.again, itself.again, itself.superseded) == (1, 0, 1)
+    assert (other.letters, other.superseded) == ((0, 1) if caller_wrote else (1, 0))
+    assert len(SENT) == 1 + other.letters
 
 
 def test_an_interrupted_rebind_to_another_cluster_can_be_undone(

@@ -340,6 +340,21 @@ BUGS = (
         ),
     ),
     Bug(
+        "one-id-of-two-runs",
+        "A rebind after an interrupted one drops a request: the other partition's, written again, passes for a newer one.",
+        (
+            Change(
+                "rebind/later_records.py",
+                "                    if source is None:\n",
+                "                    if True:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_an_interrupted_rebind_remembers_which_partitions_request_has_a_caller_id",
+        ),
+    ),
+    Bug(
         "one-id-of-two-partitions",
         "A rebind to another number of partitions writes two requests again under one id: one replaces the other.",
         (Change("rebind/topic_rebind.py", "            holders=self._holders,\n", ""),),
