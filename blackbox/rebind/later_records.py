@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from blackbox.core.barrier import PATIENCE_S
 from blackbox.core.offset_set import OffsetSet
@@ -17,30 +17,46 @@ from blackbox.journal.shard_journal import ShardJournal
 from blackbox.records.clock import Clock
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired
-from blackbox.records.request import Cancel, Shard, offset_in, request_id
+from blackbox.records.recurrence import AGAIN
+from blackbox.records.request import Cancel, Headers, Shard, offset_in, placed, request_id
+
+T = TypeVar("T")
 
 
 class Newer(NamedTuple):
     """Caller ids under which there are later records, and ids of requests that were cancelled since.
 
-    `replacing` are caller ids of replacements, each with the ids of the requests that these name.
+    `replacing` are caller ids of replacements, each with the ids of the requests that these name. `again`
+    are caller ids of requests that an earlier run wrote again, each with the shards that had these.
     """
 
     caller_ids: set[str]
     cancelled: set[str]
     replacing: dict[str, set[str]]
+    again: dict[str, set[Shard]]
 
     def ends(self, shard: Shard, offset: int, entry: Entry) -> bool:
+        # The request of its own shard is this one, or a later one that had replaced it.
+        if shard in self.written_again(entry):
+            return True
         # A carried request keeps the id of the record that its caller wrote.
         id = request_id(shard, offset if entry.origin is None else entry.origin)
         return entry.caller_id in self.caller_ids or id in self.cancelled
 
-    def in_time(self, index: ShardIndex, ended: Container[int]) -> Newer:
-        """With the replacements of requests that are pending in this index, and have not `ended`."""
-        # Intake ignores the caller id of one that is too late. A request under this id would be
-        # lost if the replacement counted.
+    def written_again(self, entry: Entry) -> set[Shard]:
+        """The shards whose request of this caller id was written again by an earlier run."""
+        return set() if entry.caller_id is None else self.again.get(entry.caller_id, set())
+
+    def in_time(self, index: ShardIndex, ended: Container[int], first: int) -> Newer:
+        """With the replacements of requests that stay pending in this index: below `first`, and not `ended`."""
+        # Intake ignores the caller id of one that is too late, as those of all others will be. A request
+        # under this id, also the one that was to be replaced, would be lost if the replacement counted.
         named = index.named(sorted(set[str]().union(*self.replacing.values())))
-        pending = {id for id, one in named.items() if one.is_pending and one.offset not in ended}
+        pending = {
+            id
+            for id, one in named.items()
+            if one.is_pending and one.offset < first and one.offset not in ended
+        }
         found = {caller_id for caller_id, ids in self.replacing.items() if ids & pending}
         return self._replace(caller_ids=self.caller_ids | found)
 
@@ -58,27 +74,45 @@ class WrittenSince:
     def newer(self, partitions: Iterable[int], first: int) -> Newer:
         """What these partitions have from the offset `first` on."""
         found = [self._newer(partition, first) for partition in partitions]
-        replacing: dict[str, set[str]] = {}
-        for caller_id, ids in (pair for one in found for pair in one.replacing.items()):
-            replacing.setdefault(caller_id, set()).update(ids)
         return Newer(
             set[str]().union(*(one.caller_ids for one in found)),
             set[str]().union(*(one.cancelled for one in found)),
-            replacing,
+            _merged(one.replacing for one in found),
+            _merged(one.again for one in found),
         )
 
     def _newer(self, partition: int, first: int) -> Newer:
         if partition not in self._known:
-            newer = self._known[partition] = Newer(set(), set(), {})
+            newer = self._known[partition] = Newer(set(), set(), {}, {})
             # Up to where the run began: behind it are requests that the run itself writes.
             start, end = self.before[partition]
             shard, requests = Shard(self.topic, partition), OffsetSet()
             for batch in self.journal(partition).requests(max(first, start), end):
+                headers = {record.offset: record.headers for record in batch.records}
                 for offset, change in parse(self.format, batch, Clock().latest_ms(), None).changes:
-                    _note(newer, change, shard, requests)
+                    source = _source(headers[offset], self.topic)
+                    if source is None:
+                        _note(newer, change, shard, requests)
+                    elif change.caller_id is not None:
+                        newer.again.setdefault(change.caller_id, set()).add(source)
                     if not isinstance(change, Cancel):
                         requests.add([offset])
         return self._known[partition]
+
+
+def _merged(found: Iterable[dict[str, set[T]]]) -> dict[str, set[T]]:
+    merged: dict[str, set[T]] = {}
+    for name, ones in (pair for one in found for pair in one.items()):
+        merged.setdefault(name, set()).update(ones)
+    return merged
+
+
+def _source(headers: Headers, topic: str) -> Shard | None:
+    """The shard whose request a record is that a rebind wrote again; None for a caller's record."""
+    if not headers or headers[-1][0] != AGAIN:
+        return None
+    place = placed((headers[-1][1] or b"").decode(errors="replace"))
+    return place[0] if place is not None and place[0].topic == topic else None
 
 
 def _note(newer: Newer, change: Change, shard: Shard, requests: Container[int]) -> None:

@@ -253,7 +253,9 @@ class Leftovers:
         if entry.expires_ms is not None and entry.expires_ms < self._began_ms and not entry.recurs:
             detail = f"due {self._began_ms - entry.due_ms} ms ago, which exceeds expires_after"
             return Reason.EXPIRED, detail
-        if self.holders.get(entry.caller_id or "", self._shard) != self._shard:
+        # by this run, or by an earlier one that was interrupted
+        holder = self.holders.get(entry.caller_id or "", self._shard)
+        if holder != self._shard or self.newer.written_again(entry):
             return Reason.REFUSED, ID_TAKEN
         return self._refused.get(offset)
 

@@ -8,6 +8,7 @@ whole topic. A single wrong timestamp must therefore not decide.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from blackbox.core.plan import UNKNOWN_EPOCH, Bounds, IndexMetadata, Tail
@@ -39,10 +40,7 @@ def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> i
 
 def written_since(journal: ShardJournal, requests: Bounds, since_ms: int) -> int:
     """The offset behind the last request that was written before `since_ms` (epoch ms), by timestamps."""
-    last = _last(journal, requests)
-    if last is None or last.record.timestamp_ms < since_ms:
-        return requests.end
-    return _search_times(journal, requests, since_ms, last)
+    return _search_times(journal, requests, since_ms, requests.end)
 
 
 def tail_before(journal: ShardJournal, first: int) -> Tail | None:
@@ -66,22 +64,41 @@ def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
             found = _first(journal, offset, requests.end)
             return None if found is None else (found.record.offset, found.epoch)
 
-        return first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)
-    # Without epochs, and if the data of the brokers were restored, which repeats epochs. Callers'
-    # timestamps are not used: one that wrote the tail with a slow clock would make old records new.
-    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:
-        return _search_times(journal, requests, tail.timestamp_ms + 1, last)
-    return last.record.offset + 1
+        place = first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)
+    else:
+        place = last.record.offset + 1
+    # Without epochs, and if the data of the brokers were restored, which repeats epochs: some of the
+    # new records then have one that is not higher. Callers' timestamps are not used: one that wrote the
+    # tail with a slow clock would make old records new.
+    before = Bounds(requests.start, place)
+    below = _last(journal, before)
+    if below is None or not below.record.has_broker_time:
+        return place
+    return _search_times(journal, before, tail.timestamp_ms + 1, place)
 
 
-def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, last: _Found) -> int:
+def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, otherwise: int) -> int:
+    """The offset of the first record from `since_ms` on; `otherwise` if there is none."""
+    last = _last_young(journal, requests, since_ms)
+    if last is None:
+        return otherwise
+
     # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have
     # left anywhere. Records later than the last one are passed over for the same reason.
     def time_from(offset: int) -> tuple[int, int] | None:
         found = _first(journal, offset, requests.end)
         return None if found is None else (found.record.offset, found.record.timestamp_ms)
 
-    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)
+    return first_within(time_from, requests.start, last.offset + 1, since_ms, last.timestamp_ms)
+
+
+def _last_young(journal: ShardJournal, requests: Bounds, since_ms: int) -> Record | None:
+    """The last record if its timestamp is not before `since_ms`, or one shortly before it."""
+    # Neither a last record whose clock was slow decides, nor a single one whose clock was ahead.
+    records = _last_records(journal, requests)
+    young = [record for record in records if record.timestamp_ms >= since_ms]
+    is_one_ahead = len(young) == 1 and young[0] not in records[-2:]
+    return young[-1] if young and not is_one_ahead else None
 
 
 def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
@@ -89,6 +106,17 @@ def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
         if batch.records:
             return _Found(batch.records[0], batch.epochs[0])
     return None
+
+
+def _last_records(journal: ShardJournal, requests: Bounds) -> list[Record]:
+    for stretch in requests.from_the_end(TAIL):
+        # of a long stretch between gaps, only the last ones
+        last: deque[Record] = deque(maxlen=TAIL)
+        for batch in journal.requests(*stretch):
+            last.extend(batch.records)
+        if last:
+            return list(last)
+    return []
 
 
 def _last(journal: ShardJournal, requests: Bounds) -> _Found | None:

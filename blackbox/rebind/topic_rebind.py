@@ -19,7 +19,6 @@ from tenacity import (
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.barrier import commit_barrier
-from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
 from blackbox.index.connection import pool
 from blackbox.index.shard_index import ShardIndex
@@ -231,14 +230,14 @@ class _TopicRebind:
         shard = index.shard
         outcomes = self._take_over(shard, decision, gone, writer)
         delivers = self._pending == "deliver"
-        ended = OffsetSet()
-        ended.add(offset for offset in outcomes.ended if offset >= gone.first)
+        ended = outcomes.ended
         if delivers:
             ended.add(ended_in_doubt(index, outcomes, self._journal(shard.partition)))
         places = [shard.partition] if self._keeps_partitions else range(self._count)
+        newer = self._since.newer(places if delivers else [], gone.first)
         leftovers = Leftovers(
             index, gone.first, ended,
-            newer=self._since.newer(places if delivers else [], gone.first).in_time(index, ended),
+            newer=newer.in_time(index, ended, gone.first),
             partition=shard.partition if self._keeps_partitions else -1,
             is_unknown=gone.is_unknown,
             delivers=delivers,

@@ -35,7 +35,16 @@ from blackbox.records.errors import (
 )
 from blackbox.records.outgoing import Outgoing, rewritten_request
 from blackbox.records.receipt import Claim, Mark, Receipt
-from blackbox.records.request import Cancel, Reason, Record, Request, Shard, member, request_id
+from blackbox.records.request import (
+    Cancel,
+    Headers,
+    Reason,
+    Record,
+    Request,
+    Shard,
+    member,
+    request_id,
+)
 from tests.contract.held import SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
@@ -78,7 +87,8 @@ class AskingWriter(FakeWriter):
                 ]
                 record = Record(offset, 0, outgoing.key, outgoing.value, headers)
                 self.journal.request_records.append(record)
-                self.journal.format.parsed[offset] = request()
+                caller_id = None if outgoing.key is None else outgoing.key.decode()
+                self.journal.format.parsed[offset] = request(caller_id)
 
 
 class Run(_TopicRebind):
@@ -289,11 +299,11 @@ def test_a_request_cancelled_by_id_in_a_new_topic_is_not_written_again(
 
 @pytest.mark.parametrize(
     ("named", "is_superseded"),
-    [(900, False), (1, False), (6, True), (5, True), (0, True)],
+    [(900, False), (1, False), (6, False), (5, False), (0, True)],
     ids=["never-known", "ended", "another-leftover", "itself", "written-since"],
 )
 def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
-    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
     named: int, is_superseded: bool,
 ) -> None:  # fmt: skip
     empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -303,9 +313,11 @@ def test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id(
     write_records(request("a"), headers=[("blackbox-replaces", request_id(SHARD, named).encode())])
 
     done = Run(journal, "deliver").run(empty_index)
+    make().open()
 
     assert done.superseded == is_superseded
     assert [one.offset for one in SENT] == ([6] if is_superseded else [5, 6])
+    assert (reasons(client)[1] == Reason.TOO_LATE) is not is_superseded
 
 
 def test_a_rebind_frozen_until_another_has_finished_changes_nothing(
@@ -657,11 +669,41 @@ def test_a_topic_recreated_during_a_rebind_needs_another_rebind(
     assert again.again == 2
 
 
-def written_since(journal: FakeJournal) -> None:
+def written_since(
+    journal: FakeJournal, caller_id: str | None = None, headers: Headers | None = None
+) -> None:
     """A request that a caller wrote after the log had lost its end."""
     offset = len(journal.request_records)
-    journal.request_records.append(Record(offset, 10, b"key", b"{}", [], None, True))
-    journal.format.parsed[offset] = request()
+    journal.request_records.append(Record(offset, 10, b"key", b"{}", headers or [], None, True))
+    journal.format.parsed[offset] = request(caller_id)
+
+
+@pytest.mark.parametrize(
+    ("named", "again", "why"),
+    [
+        (0, [3], None),
+        (1, [2, 3], Reason.TOO_LATE),
+        (2, [2, 3], Reason.TOO_LATE),
+        (3, [2, 3], Reason.TOO_LATE),
+    ],
+    ids=["still-there", "ended", "itself", "another-leftover"],
+)
+def test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still_there(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    named: int, again: list[int], why: str | None,
+) -> None:  # fmt: skip
+    write_records(request(), request(), request("a"), request())
+    make().open()
+    journal.append(delivered(1))
+    del journal.request_records[2:]
+    written_since(journal, "a", [("blackbox-replaces", request_id(SHARD, named).encode())])
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert [one.offset for one in SENT] == again
+    assert reasons(client)[2] == why
 
 
 def test_records_after_lost_ones_are_read_although_the_log_is_shorter(
@@ -804,7 +846,7 @@ def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
     journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch,
     keeps: bool, is_fenced: bool,
 ) -> None:  # fmt: skip
-    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=1) for n in (0, 1)]
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
     for index in indexes:
         index.load()
         index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
@@ -833,6 +875,38 @@ def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
     if not keeps:
         assert [one.topic for one in SENT] == [SHARD.topic, "dead"]
         assert ("blackbox-reason", "refused") in SENT[1].headers
+
+
+@pytest.mark.parametrize("caller_wrote", [False, True], ids=["nothing", "a-request"])
+def test_an_interrupted_rebind_remembers_which_partitions_request_has_a_caller_id(
+    journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch, caller_wrote: bool
+) -> None:  # fmt: skip
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
+    for index in indexes:
+        index.load()
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+        store(index, 0, 1, {0: entry(caller_id="a")})
+    then = keep(client)
+
+    def run(index: ShardIndex) -> Rebound:
+        """One run, whose receipts are lost: it was killed, with at-least-once delivery."""
+        records = journal.request_records
+        receipts = FakeJournal(request_records=records, format=journal.format)
+        one = Run(receipts, "deliver")
+        one._keeps_partitions = False
+        one._since.before = {n: receipts.request_bounds() for n in range(SHARD.partition + 1)}
+        monkeypatch.setattr(rebinding, "ShardWriter", lambda *_, **__: AskingWriter(receipts))
+        return one.run(index)
+
+    first = run(indexes[0])
+    if caller_wrote:
+        written_since(journal, "a")
+    restore_keys(client, then)
+    itself, other = run(indexes[0]), run(indexes[1])
+
+    assert (first.again, itself.again, itself.superseded) == (1, 0, 1)
+    assert (other.letters, other.superseded) == ((0, 1) if caller_wrote else (1, 0))
+    assert len(SENT) == 1 + other.letters
 
 
 def test_an_interrupted_rebind_to_another_cluster_can_be_undone(

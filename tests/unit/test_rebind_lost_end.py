@@ -102,6 +102,18 @@ def test_brokers_timestamps_show_the_loss_if_restored_brokers_repeat_an_epoch() 
     assert cut(journal, read_up_to(written(READ - 1), 4)) == 150
 
 
+@pytest.mark.parametrize("epochs", [(3, 4, 6), (4, 4, 5)], ids=["lower", "same"])
+def test_brokers_timestamps_show_the_loss_if_restored_brokers_pass_the_old_epochs(
+    epochs: tuple[int, int, int],
+) -> None:
+    new = [written(offset, DAY_MS) for offset in range(150, 230)]
+    before, since, newest = epochs
+    epoch = lambda offset: before if offset < 150 else since if offset < 170 else newest  # noqa: E731
+    journal = log([*map(written, range(150)), *new], epoch)
+
+    assert cut(journal, read_up_to(written(READ - 1), newest - 1)) == 150
+
+
 def test_a_loss_is_found_at_the_same_place_once_requests_are_written_again() -> None:
     records: list[Record | None] = [*map(written, range(179)), None]  # a transaction marker
     journal = FakeJournal(request_records=records, receipt_records=[None] * 10)
@@ -125,6 +137,36 @@ def test_without_an_index_one_late_timestamp_starts_nothing_again(early: int | N
     journal.append(known)
 
     assert decision(journal, None).begins == 150
+
+
+@pytest.mark.parametrize("new", [1, 2, 20])
+@pytest.mark.parametrize("by_broker", [False, True], ids=["callers", "brokers"])
+def test_without_an_index_a_slow_clock_of_the_last_record_hides_no_new_ones(
+    new: int, by_broker: bool
+) -> None:
+    records = [written(offset, by_broker=by_broker) for offset in range(150 + new)]
+    slow = written(150 + new, -3_600_000, by_broker=by_broker)
+    journal = log([*records, slow], lambda _: 4)
+    mark = Mark(READ, 1)
+    known = Receipt(START_MS + 150_000, read=READ, mark=mark, topic_id="topic", group="blackbox")
+    journal.append(known)
+
+    assert decision(journal, None).begins == 150
+
+
+@pytest.mark.parametrize("count", [152, 160, 190, 260])
+def test_a_last_broker_whose_clock_is_slow_hides_no_records_after_a_loss(count: int) -> None:
+    new = [written(offset, DAY_MS) for offset in range(150, count)]
+    slow = written(count, -DAY_MS)
+    journal = log([*map(written, range(150)), *new, slow], lambda _: UNKNOWN_EPOCH)
+
+    assert cut(journal, read_up_to(written(READ - 1), UNKNOWN_EPOCH)) == 150
+
+
+def test_a_single_old_record_is_old() -> None:
+    journal = log([written(0)], lambda _: UNKNOWN_EPOCH)
+
+    assert cut(journal, read_up_to(written(READ - 1), UNKNOWN_EPOCH)) == 1
 
 
 def test_the_tail_of_a_rebind_has_the_epoch_that_shows_a_second_loss() -> None:

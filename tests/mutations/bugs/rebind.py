@@ -187,8 +187,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    if last.record.has_broker_time and last.record.timestamp_ms > tail.timestamp_ms:\n",
-                "    if False:\n",
+                "    if below is None or not below.record.has_broker_time:\n",
+                "    if True:\n",
             ),
         ),
         (),
@@ -254,13 +254,43 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    return first_within(time_from, *requests, since_ms, last.record.timestamp_ms)\n",
+                "    return first_within(time_from, requests.start, last.offset + 1, since_ms, last.timestamp_ms)\n",
                 "    return journal.first_request_since(since_ms) or 0\n",
             ),
         ),
         (),
         (
             "tests/unit/test_rebind_lost_end.py::test_records_after_a_loss_are_new_although_one_before_them_has_a_late_timestamp",
+        ),
+    ),
+    Bug(
+        "restored-epochs-hide-new-records",
+        "A rebind trusts leader epochs alone: it skips records that restored brokers took under repeated epochs.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "        place = first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)\n",
+                "        return first_within(epoch_from, *requests, tail.epoch + 1, last.epoch)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_brokers_timestamps_show_the_loss_if_restored_brokers_pass_the_old_epochs",
+        ),
+    ),
+    Bug(
+        "last-timestamp-hides-new-records",
+        "A rebind skips records that callers wrote after a loss because the clock of the last one was slow.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    records = _last_records(journal, requests)\n",
+                "    records = _last_records(journal, requests)[-1:]\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_a_last_broker_whose_clock_is_slow_hides_no_records_after_a_loss",
         ),
     ),
     Bug(
@@ -298,6 +328,30 @@ BUGS = (
         (),
         (
             "tests/unit/test_rebind.py::test_a_replacement_that_is_too_late_ends_no_request_with_its_caller_id",
+        ),
+    ),
+    Bug(
+        "replaced-leftover-dropped",
+        "A rebind drops a request because of its replacement, which becomes a dead letter: the request left the topic.",
+        (Change("rebind/later_records.py", " and one.offset < first and ", " and "),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still_there",
+        ),
+    ),
+    Bug(
+        "one-id-of-two-runs",
+        "A rebind after an interrupted one drops a request: the other partition's, written again, passes for a newer one.",
+        (
+            Change(
+                "rebind/later_records.py",
+                "                    if source is None:\n",
+                "                    if True:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_an_interrupted_rebind_remembers_which_partitions_request_has_a_caller_id",
         ),
     ),
     Bug(
