@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import redis
 
-from blackbox.index.connection import Clients, pool
+from blackbox.index.connection import TIMEOUT_S, Clients, pool
 from blackbox.records.errors import IndexLost
 
 CHANNEL = "blackbox:bus:"
@@ -26,7 +26,8 @@ read    -- the driver, dispatch tasks
 PAUSE_S = 1.0
 # After a failover, the old primary may go on as a replica. It accepts notes and answers a ping, so neither
 # end notices that the name leads to another server now. A task ends after 15 s without a lease: the two
-# together must take less.
+# together must take less. No connection is closed before another works: it may be that none can be made, with
+# all Sentinels down, DNS away, a Redis at `maxclients` or a changed password, while the open ones work.
 RECONNECT_S = 5.0
 SILENCE_S = 5.0
 
@@ -34,36 +35,52 @@ SILENCE_S = 5.0
 class Bus:
     """Sends notes under a name, to everything that listens to that name. Not safe for two threads.
 
-    Connects again every `RECONNECT_S`, which loses no note.
+    Takes a new connection every `RECONNECT_S`, and keeps the one before while that fails.
     """
 
     def __init__(self, url: str, name: str) -> None:
-        self._clients = Clients(pool(url))
+        # Two that take turns: each remembers which Sentinel or node answered.
+        self._clients, self._others = Clients(pool(url)), Clients(pool(url))
         self._prefix = f"{CHANNEL}{name}:"
         self._connected_s = time.monotonic()
 
     def send(self, kind: str, note: Any) -> None:
         """Send anything that JSON can hold. Raises IndexLost when Redis does not answer."""
+        channel, text = self._prefix + kind, orjson.dumps(note)
+        is_old = time.monotonic() - self._connected_s > RECONNECT_S
+        if is_old and self._send_anew(channel, text):
+            return
         try:
-            if time.monotonic() - self._connected_s > RECONNECT_S:
-                self._connected_s = time.monotonic()
-                self._clients.close()
-            self._clients.any().publish(self._prefix + kind, orjson.dumps(note))
+            self._clients.any().publish(channel, text)
         except (redis.RedisError, OSError) as error:
             raise IndexLost(f"Redis does not answer PUBLISH: {error}") from error
 
+    def _send_anew(self, channel: str, text: bytes) -> bool:
+        """Send on a new connection, and close the one before; False, with that one still open, if it fails."""
+        try:
+            self._others.any().publish(channel, text)
+            self._clients, self._others = self._others, self._clients
+            return True
+        except (redis.RedisError, OSError):
+            return False
+        finally:
+            self._others.close()
+            self._connected_s = time.monotonic()
+
     def close(self) -> None:
         self._clients.close()
+        self._others.close()
 
 
 class Listener:
     """Receives the notes of these kinds; connects again by itself. Not safe for two threads.
 
-    It also connects again after `SILENCE_S` without a note: senders repeat theirs every second.
+    It also takes a new connection after `SILENCE_S` without a note, as senders repeat theirs every second,
+    and keeps the one before while that fails.
     """
 
     def __init__(self, url: str, name: str, kinds: tuple[str, ...]) -> None:
-        self._clients = Clients(pool(url))
+        self._clients, self._others = Clients(pool(url)), Clients(pool(url))
         self._prefix = f"{CHANNEL}{name}:"
         self._kinds = kinds
         self._heard: redis.client.PubSub | None = None
@@ -86,19 +103,47 @@ class Listener:
 
     def _get(self, timeout_s: float) -> dict[str, Any] | None:
         if self._heard is None:
-            self._heard = self._clients.any().pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-            self._heard.subscribe(*(self._prefix + kind for kind in self._kinds))
+            self._heard = self._subscribe(self._clients)
             self._heard_s = time.monotonic()
-        found: dict[str, Any] | None = self._heard.get_message(timeout=min(timeout_s, SILENCE_S))
+        found: dict[str, Any] | None = self._heard.get_message(
+            ignore_subscribe_messages=True, timeout=min(timeout_s, SILENCE_S)
+        )
         if found is not None:
             self._heard_s = time.monotonic()
         elif time.monotonic() - self._heard_s > SILENCE_S:
-            self._drop()
+            self._subscribe_anew()
         return found
+
+    def _subscribe(self, clients: Clients) -> redis.client.PubSub:
+        """A subscription that Redis has confirmed."""
+        heard: redis.client.PubSub = clients.any().pubsub()  # type: ignore[no-untyped-call]
+        try:
+            heard.subscribe(*(self._prefix + kind for kind in self._kinds))
+            for _ in self._kinds:
+                if heard.get_message(timeout=TIMEOUT_S) is None:
+                    raise redis.TimeoutError("Redis does not answer SUBSCRIBE")
+        except BaseException:
+            heard.close()
+            raise
+        return heard
+
+    def _subscribe_anew(self) -> None:
+        """Subscribe on a new connection, and close the one before; if it fails, that one stays."""
+        try:
+            heard = self._subscribe(self._others)
+            self._drop()
+            self._heard = heard
+            self._clients, self._others = self._others, self._clients
+        except (redis.RedisError, OSError):
+            pass  # tried again after more silence
+        finally:
+            self._others.close()
+            self._heard_s = time.monotonic()
 
     def close(self) -> None:
         self._drop()
         self._clients.close()
+        self._others.close()
 
     def _drop(self) -> None:
         if self._heard is not None:

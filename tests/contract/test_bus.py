@@ -189,7 +189,7 @@ def test_a_connection_that_redis_closed_is_opened_again(
 class Relay:
     """A proxy to Redis that can fall silent without ending its connections, as a dead host does.
 
-    New connections can lead to another server, as after a change in DNS.
+    New connections can lead to another server, as after a change in DNS, or be closed at once.
     """
 
     def __init__(self, url: str) -> None:
@@ -197,6 +197,8 @@ class Relay:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._server]
         self._silent: set[socket.socket] = set()
+        self._is_full = False
+        self.refused = 0
         self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
         Thread(target=self._accept, daemon=True).start()
 
@@ -207,6 +209,10 @@ class Relay:
     def fall_silent(self) -> None:
         """Forward nothing on existing connections; new ones work."""
         self._silent.update(self._sockets[1:])
+
+    def refuse_more(self) -> None:
+        """Close each new connection; existing ones work, as at `maxclients`."""
+        self._is_full = True
 
     def lead_to(self, url: str) -> None:
         """Connect to this server from now on; existing connections stay with theirs."""
@@ -224,6 +230,10 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
+                if self._is_full:
+                    self.refused += 1
+                    near.close()
+                    continue
                 far = socket.create_connection(self._there)
                 self._sockets += [near, far]
                 for source, target in ((near, far), (far, near)):
@@ -295,6 +305,71 @@ def test_a_listener_follows_its_name_to_another_server(
     listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours", own_redis.url)
     relay.lead_to(own_redis.url)  # the server before still answers a ping
     wait_until_received(bus, listener, "after")
+
+
+def test_a_bus_keeps_its_connection_while_no_other_can_be_made(
+    relay: Relay,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "RECONNECT_S", 0.3)
+    listener, bus = open_listener("ours", "soon"), open_bus("ours", relay.url)
+    bus.send("soon", "before")
+    assert listener.next(5) == ("soon", "before")
+
+    relay.refuse_more()
+    began = time.monotonic()
+    for number in range(20):
+        bus.send("soon", number)
+        assert listener.next(5) == ("soon", number)
+        time.sleep(0.05)
+
+    most = (time.monotonic() - began) / 0.3 + 1
+    assert 1 <= relay.refused <= most, "it tries again, after a pause"
+
+
+def test_a_listener_keeps_its_connection_while_no_other_can_be_made(
+    relay: Relay,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.3)
+    listener, bus = open_listener("ours", "soon", url=relay.url), open_bus("ours")
+    relay.refuse_more()
+    for number in range(3):
+        tried = relay.refused
+        until("it tries", lambda: listener.next(WAIT_S) or relay.refused > tried)  # noqa: B023
+        bus.send("soon", number)
+        assert listener.next(5) == ("soon", number)
+
+
+def test_new_connections_replace_those_before(
+    own_redis: EmbeddedRedis,
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RECONNECT_S", "SILENCE_S"):
+        monkeypatch.setattr(bus_module, name, 0.2)
+    with redis.Redis.from_url(own_redis.url) as client:
+
+        def connected() -> set[str]:
+            return {one["id"] for one in client.client_list()}
+
+        listener, bus = (
+            open_listener("ours", "soon", url=own_redis.url),
+            open_bus("ours", own_redis.url),
+        )
+        bus.send("soon", 0)
+        assert listener.next(5) == ("soon", 0)
+        before = connected()
+        until("the listener has another", lambda: listener.next(WAIT_S) or connected() - before)
+        bus.send("soon", 1)
+        assert listener.next(5) == ("soon", 1)
+        assert len(connected()) == 3
+        assert len(connected() & before) == 1, "the client of this test"
 
 
 def test_both_ends_together_find_another_server_before_a_task_ends() -> None:

@@ -194,11 +194,14 @@ def lookups(deployment: World) -> None:
 
 
 def notes_between_processes(server: GuardedRedis) -> None:
-    """The notes between the tasks and the driver of the Spark engine."""
-    sender, listener = bus.Bus(server.url, "rights"), bus.Listener(server.url, "rights", ("kind",))
+    """The notes between the tasks and the driver of the Spark engine, with a URL that lets redis-py send PING."""
+    url = f"{server.url}?health_check_interval=1"
+    sender, listener = bus.Bus(url, "rights"), bus.Listener(url, "rights", ("kind",))
     listener.next(0.1)
-    sender.send("kind", {"of": "note"})
-    assert until("it is received", lambda: listener.next(0.1)) == ("kind", {"of": "note"})
+    for number in range(2):
+        sender.send("kind", {"of": number})
+        assert until("it is received", lambda: listener.next(0.1)) == ("kind", {"of": number})
+        time.sleep(1.5)  # the connection is idle for longer than the interval
     sender.close()
     listener.close()
 

@@ -168,6 +168,45 @@ def test_without_transactions_a_shard_changes_groups_when_the_other_window_has_g
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once"])
+def test_without_transactions_a_report_from_before_a_lease_gives_up_no_shard(
+    windows: DispatchWindows,
+) -> None:
+    run_windows(windows, 0, 1)
+    windows._count = 1
+    report(windows, 2, ())
+    assert leased(windows) == {"0": SHARDS}
+    report(windows, 1, SHARDS)
+    windows._count = 2
+    report(windows, 1, EVEN)
+    assert leased(windows) == {"0": EVEN, "1": ODD}
+
+    report(windows, 2, ())  # sent before that lease arrived
+    windows._count = 1
+    assert leased(windows) == {"0": EVEN}
+    report(windows, 2, ODD)
+    assert leased(windows) == {"0": EVEN}
+    report(windows, 2, ())
+    assert leased(windows) == {"0": SHARDS}
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once"])
+def test_without_transactions_a_shard_that_no_report_names_is_withheld_for_3_s(
+    windows: DispatchWindows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_windows(windows, 0, 1)
+    windows._running[2] = RunningWindow(2, 1)  # that lease was lost
+    windows.renew()
+    report(windows, 2, ())
+    windows._count = 1
+    assert leased(windows) == {"0": EVEN}
+
+    monkeypatch.setattr(running_window, "STOP_S", 0)
+    assert leased(windows) == {"0": SHARDS}
+    report(windows, 2, ())
+    assert not windows._running[2].owned
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once"])
 def test_without_transactions_a_window_gets_its_shards_from_a_lease_only(
     windows: DispatchWindows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,21 @@ from blackbox.records.request import Shard
 
 @dataclass(slots=True)
 class RunningWindow:
-    """A window, from the launch of its Spark job to its end. `last` is the report its task returned."""
+    """A window, from the launch of its Spark job to its end. `last` is the report its task returned.
+
+    `owned` has what its task reported last, and what it may have since: a report can be older than the
+    lease with which a shard was granted. `leased` has the shards of the last lease, `named` those of
+    `granted` that a report named since.
+    """
 
     number: int
     group: int
     began_s: float = field(default_factory=time.monotonic)
     heard_s: float = float("-inf")
     owned: frozenset[Shard] = frozenset()
+    leased: frozenset[Shard] = frozenset()
+    granted: frozenset[Shard] = frozenset()
+    named: frozenset[Shard] = frozenset()
     is_open: frozenset[Shard] = frozenset()
     stuck: frozenset[Shard] = frozenset()
     why_not_open: Mapping[Shard, str] = field(default_factory=dict)
@@ -39,7 +47,10 @@ class RunningWindow:
     def hear(self, report: Mapping[str, Any]) -> None:
         """Store the state of the shards that a report shows."""
         self.heard_s = time.monotonic()
-        self.owned = _shards(report["owned"])
+        reported = _shards(report["owned"])
+        self.granted -= self.named - reported  # given up
+        self.named = reported & self.granted
+        self.owned = reported | self.granted
         self.is_open = _shards(report["open"])
         self.stuck = _shards(report["stuck"])
         self.why_not_open = {Shard(*shard): why for shard, why in report["why_not_open"]}
@@ -47,6 +58,9 @@ class RunningWindow:
 
     def grant(self, shards: frozenset[Shard]) -> None:
         """Count these shards as owned: the task may have them before it reports so."""
+        self.named -= shards - self.leased
+        self.leased = shards
+        self.granted |= shards
         self.owned |= shards
         for shard in shards:
             self.withdrawn_s.pop(shard, None)
@@ -57,7 +71,10 @@ class RunningWindow:
             return False
         # No longer than a pool waits for its ticks: the shard of a task that hangs must not wait.
         began_s = self.withdrawn_s.setdefault(shard, time.monotonic())
-        return time.monotonic() - began_s < STOP_S
+        if time.monotonic() - began_s < STOP_S:
+            return True
+        self.granted -= {shard}
+        return False
 
     def count(self, report: Mapping[str, Any], metrics: Metrics) -> None:
         """Add what the task counted since its last report."""

@@ -328,4 +328,20 @@ BUGS = (
             "::test_without_transactions_a_window_gets_its_shards_from_a_lease_only",
         ),
     ),
+    Bug(
+        "given-up-before-it-was-granted",
+        "Spark, at least once: a report from before the lease counts as giving up. Another window gets the shard at once.",
+        (
+            Change(
+                "engine/spark/running_window.py",
+                "        self.granted -= self.named - reported  # given up\n",
+                "        self.granted &= reported\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_dispatch_windows.py"
+            "::test_without_transactions_a_report_from_before_a_lease_gives_up_no_shard",
+        ),
+    ),
 )

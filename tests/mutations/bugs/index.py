@@ -505,7 +505,11 @@ BUGS = (
     Bug(
         "notes-to-the-server-before",
         "Spark: after a failover by DNS, the driver sends its leases to the old primary. New windows get none, and end.",
-        (Change("index/bus.py", "                self._clients.close()\n", ""),),
+        (
+            Change(
+                "index/bus.py", "if is_old and self._send_anew(", "if False and self._send_anew("
+            ),
+        ),
         (),
         ("tests/contract/test_bus.py::test_a_bus_follows_its_name_to_another_server",),
     ),
@@ -515,11 +519,40 @@ BUGS = (
         (
             Change(
                 "index/bus.py",
-                "        elif time.monotonic() - self._heard_s > SILENCE_S:\n            self._drop()\n",
+                "        elif time.monotonic() - self._heard_s > SILENCE_S:\n            self._subscribe_anew()\n",
                 "",
             ),
         ),
         (),
         ("tests/contract/test_bus.py::test_a_listener_follows_its_name_to_another_server",),
+    ),
+    Bug(
+        "closed-before-another-works",
+        "Spark: while all Sentinels are down, the driver closes the connection that works. It sends no lease any more.",
+        (
+            Change(
+                "index/bus.py",
+                "            self._others.any().publish(channel, text)\n",
+                "            self._clients.close()\n            self._others.any().publish(channel, text)\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_bus.py::test_a_bus_keeps_its_connection_while_no_other_can_be_made",),
+    ),
+    Bug(
+        "deaf-before-another-works",
+        "Spark: while all Sentinels are down, a task that heard nothing for 5 s closes the connection that works.",
+        (
+            Change(
+                "index/bus.py",
+                "            heard = self._subscribe(self._others)\n            self._drop()\n",
+                "            self._drop()\n            heard = self._subscribe(self._others)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_bus.py"
+            "::test_a_listener_keeps_its_connection_while_no_other_can_be_made",
+        ),
     ),
 )
