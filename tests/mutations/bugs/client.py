@@ -82,8 +82,8 @@ BUGS = (
         (
             Change(
                 "client/request_value.py",
-                'if b"null" in written else None\n',
-                'if b"NaN" in written else None\n',
+                'is_safe = b"null" not in written',
+                'is_safe = b"NaN" not in written',
             ),
         ),
         (),
