@@ -113,7 +113,7 @@ class Promoter:
 
 @dataclass(eq=False, repr=False)
 class PromotionJob:
-    """Promotes the shards that a service owns; a shard that is new or failed is due within a minute."""
+    """Promotes the shards that a service owns; a shard that is new, or failed once, is due within a minute."""
 
     settings: Settings
     access: KafkaAccess

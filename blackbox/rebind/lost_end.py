@@ -94,7 +94,8 @@ def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, otherw
 
 def _last_young(journal: ShardJournal, requests: Bounds, since_ms: int) -> Record | None:
     """The last record if its timestamp is not before `since_ms`, or one shortly before it."""
-    # Neither a last record whose clock was slow decides, nor a single one whose clock was ahead.
+    # Neither a last record whose clock was slow decides, nor a single one whose clock was ahead, unless it is
+    # one of the last two.
     records = _last_records(journal, requests)
     young = [record for record in records if record.timestamp_ms >= since_ms]
     is_one_ahead = len(young) == 1 and young[0] not in records[-2:]
