@@ -8,16 +8,21 @@ whole topic. A single wrong timestamp must therefore not decide.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from blackbox.core.plan import UNKNOWN_EPOCH, Bounds, IndexMetadata, Tail
 from blackbox.core.receipt_history import is_another
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.timestamp_search import first_within
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.request import Record
 
-# How many requests are read first to find the last one: control records and compaction leave gaps.
+# How many records are compared at once, and how many offsets are read first to find the last ones: control
+# records and compaction leave gaps.
 TAIL = 100
 
 
@@ -58,7 +63,8 @@ def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
         return requests.start
     # A log loses its end only with a change of its leader, which raises the leader epoch: whatever
     # clocks say, a record is new if its epoch is higher than the tail's.
-    if last.epoch > tail.epoch != UNKNOWN_EPOCH:
+    is_shown = last.epoch > tail.epoch != UNKNOWN_EPOCH
+    if is_shown:
 
         def epoch_from(offset: int) -> tuple[int, int] | None:
             found = _first(journal, offset, requests.end)
@@ -74,32 +80,54 @@ def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
     below = _last(journal, before)
     if below is None or not below.record.has_broker_time:
         return place
+    # What epochs show is not moved by clocks that differ as usual, nor by a single record.
+    since_ms = tail.timestamp_ms + CLOCKS_APART_MS
+    if is_shown and _search_times(journal, before, since_ms, place, least=2) == place:
+        return place
+    # Without that margin, or the records of the first minute after the loss would not be read.
     return _search_times(journal, before, tail.timestamp_ms + 1, place)
 
 
-def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, otherwise: int) -> int:
-    """The offset of the first record from `since_ms` on; `otherwise` if there is none."""
-    last = _last_young(journal, requests, since_ms)
-    if last is None:
-        return otherwise
+def _search_times(
+    journal: ShardJournal, requests: Bounds, since_ms: int, otherwise: int, least: int = 0
+) -> int:
+    """The offset behind the last record from before `since_ms`, by most of the timestamps around it.
 
-    # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have
-    # left anywhere. Records later than the last one are passed over for the same reason.
-    def time_from(offset: int) -> tuple[int, int] | None:
-        found = _first(journal, offset, requests.end)
-        return None if found is None else (found.record.offset, found.record.timestamp_ms)
-
-    return first_within(time_from, requests.start, last.offset + 1, since_ms, last.timestamp_ms)
-
-
-def _last_young(journal: ShardJournal, requests: Bounds, since_ms: int) -> Record | None:
-    """The last record if its timestamp is not before `since_ms`, or one shortly before it."""
-    # Neither a last record whose clock was slow decides, nor a single one whose clock was ahead, unless it is
-    # one of the last two.
+    `otherwise` if later ones do not outnumber earlier ones at the end, at least by `least`.
+    """
     records = _last_records(journal, requests)
-    young = [record for record in records if record.timestamp_ms >= since_ms]
-    is_one_ahead = len(young) == 1 and young[0] not in records[-2:]
-    return young[-1] if young and not is_one_ahead else None
+    first = _first_new(records, since_ms, least)
+    if first == len(records):
+        return otherwise
+    if first > 0:
+        return records[first - 1].offset + 1
+
+    # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have left
+    # anywhere. So most of the next records decide at each place that is tried.
+    def is_new(offset: int) -> bool:
+        there = _records_from(journal, offset, requests.end)
+        return 2 * sum(one.timestamp_ms >= since_ms for one in there) >= len(there)
+
+    earlier = range(requests.start, records[0].offset)
+    start = requests.start + bisect_left(earlier, True, key=is_new)
+    records = _records_from(journal, start, requests.end)
+    first = _first_new(records, since_ms)
+    return records[first - 1].offset + 1 if first > 0 else start
+
+
+def _first_new(records: Sequence[Record], since_ms: int, least: int = 0) -> int:
+    """The index from which on records from `since_ms` on most outnumber older ones, at least by `least`.
+
+    If there is none, the number of records.
+    """
+    # Neither a last record whose clock was slow decides, nor one before whose clock was ahead. Of two places
+    # that fit equally the lower one counts: a message that is repeated is better than one that is lost.
+    first, balance = len(records), 0
+    for index in reversed(range(len(records))):
+        balance += 1 if records[index].timestamp_ms >= since_ms else -1
+        if balance >= least:
+            first, least = index, balance
+    return first
 
 
 def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
@@ -109,15 +137,22 @@ def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
     return None
 
 
+def _records_from(journal: ShardJournal, start: int, end: int) -> list[Record]:
+    found = (record for batch in journal.requests(start, end) for record in batch.records)
+    return list(islice(found, TAIL))
+
+
 def _last_records(journal: ShardJournal, requests: Bounds) -> list[Record]:
+    last: list[Record] = []
     for stretch in requests.from_the_end(TAIL):
         # of a long stretch between gaps, only the last ones
-        last: deque[Record] = deque(maxlen=TAIL)
+        found: deque[Record] = deque(maxlen=TAIL)
         for batch in journal.requests(*stretch):
-            last.extend(batch.records)
-        if last:
-            return list(last)
-    return []
+            found.extend(batch.records)
+        last = [*found, *last][-TAIL:]
+        if len(last) == TAIL:
+            break
+    return last
 
 
 def _last(journal: ShardJournal, requests: Bounds) -> _Found | None:

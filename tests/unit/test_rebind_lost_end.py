@@ -64,6 +64,61 @@ def test_one_timestamp_of_a_broker_that_was_ahead_does_not_move_the_loss(
     assert place == (179 if early == 179 else 180)
 
 
+@pytest.mark.parametrize(
+    "early",
+    [set(), {110, 120}, {75, 112}, {148}, {149}, {100, 101, 149}],
+    ids=["none", "two", "far-apart", "last-but-one", "last", "three"],
+)
+@pytest.mark.parametrize("behind_ms", [0, 80_000])
+def test_a_few_wrong_clocks_do_not_move_the_loss_that_leader_epochs_show(
+    early: set[int], behind_ms: int
+) -> None:
+    records = [written(offset, DAY_MS if offset in early else 0) for offset in range(180)]
+    journal = log(records, lambda offset: 4 + (offset >= 150))
+    # Those of the last half minute before the loss look later.
+    tail = written(READ - 1, -behind_ms)
+
+    assert cut(journal, read_up_to(tail, 4)) == 150
+
+
+@pytest.mark.parametrize("count", [180, 250, 300])
+@pytest.mark.parametrize(
+    # The search in the log of 250 records tries 75, and 37 if that looks new.
+    "early",
+    [{90, 170}, {115, 141}, {140, 146}, {37, 75}],
+    ids=["far-apart", "near-the-end", "close", "tried"],
+)
+def test_without_epochs_a_few_timestamps_of_brokers_that_were_ahead_move_no_loss(
+    early: set[int], count: int
+) -> None:
+    new = [written(offset, 2 * DAY_MS) for offset in range(150, count)]
+    old = [written(offset, DAY_MS if offset in early else 0) for offset in range(180)]
+    at_end = read_up_to(written(READ - 1), UNKNOWN_EPOCH)
+
+    assert cut(log(old, lambda _: UNKNOWN_EPOCH), at_end) == 180
+    assert cut(log([*old[:150], *new], lambda _: UNKNOWN_EPOCH), at_end) == 150
+
+
+def test_restored_brokers_hide_no_record_that_was_written_soon_after_the_last_one_read() -> None:
+    new = [written(offset, 50_000) for offset in range(150, 270)]
+    journal = log([*map(written, range(150)), *new], lambda offset: 4 + (offset >= 250))
+
+    assert cut(journal, read_up_to(written(READ - 1), 4)) == 150
+
+
+@pytest.mark.parametrize("read_at_once", [1, 7, 1000])
+@pytest.mark.parametrize("count", [153, 190, 400])
+def test_gaps_in_the_offsets_do_not_move_a_loss(count: int, read_at_once: int) -> None:
+    late = [written(offset, DAY_MS if offset >= 150 else 0) for offset in range(count)]
+    # Two of three offsets are those of control records, or compaction has removed the record.
+    records = [one if one.offset % 3 == 1 else None for one in late]
+    journal = FakeJournal(request_records=records, receipt_records=[None] * 10)
+    journal.read_at_once = read_at_once
+
+    # behind the record at 148
+    assert cut(journal, read_up_to(written(READ - 1), UNKNOWN_EPOCH)) == 149
+
+
 @pytest.mark.parametrize("epochs", [(4, 5), (UNKNOWN_EPOCH, UNKNOWN_EPOCH)], ids=["epochs", "none"])
 @pytest.mark.parametrize("count", [180, 230], ids=["shorter", "longer"])
 @pytest.mark.parametrize("early", [None, 10, 75, 112])

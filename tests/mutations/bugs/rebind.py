@@ -239,8 +239,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    if last.epoch > tail.epoch != UNKNOWN_EPOCH:\n",
-                "    if False:\n",
+                "    is_shown = last.epoch > tail.epoch != UNKNOWN_EPOCH\n",
+                "    is_shown = False\n",
             ),
         ),
         (),
@@ -254,8 +254,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    return first_within(time_from, requests.start, last.offset + 1, since_ms, last.timestamp_ms)\n",
-                "    return journal.first_request_since(since_ms) or 0\n",
+                "        balance += 1 if records[index].timestamp_ms >= since_ms else -1\n",
+                "        balance += records[index].timestamp_ms >= since_ms\n",
             ),
         ),
         (),
@@ -291,6 +291,66 @@ BUGS = (
         (),
         (
             "tests/unit/test_rebind_lost_end.py::test_a_last_broker_whose_clock_is_slow_hides_no_records_after_a_loss",
+        ),
+    ),
+    Bug(
+        "clocks-outweigh-epochs",
+        "A last record whose clock was seconds behind makes a rebind deliver messages again although epochs show the loss.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    since_ms = tail.timestamp_ms + CLOCKS_APART_MS\n",
+                "    since_ms = tail.timestamp_ms + 1\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_a_few_wrong_clocks_do_not_move_the_loss_that_leader_epochs_show",
+        ),
+    ),
+    Bug(
+        "one-clock-outweighs-epochs",
+        "One record with a late timestamp makes a rebind deliver messages again although epochs show the loss.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                ", place, least=2) == place:",
+                ", place) == place:",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_a_few_wrong_clocks_do_not_move_the_loss_that_leader_epochs_show",
+        ),
+    ),
+    Bug(
+        "one-record-decides-a-search",
+        "A rebind that tries a place of a loss compares one record there, whose clock may have been ahead.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "        there = _records_from(journal, offset, requests.end)\n",
+                "        there = _records_from(journal, offset, requests.end)[:1]\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_without_epochs_a_few_timestamps_of_brokers_that_were_ahead_move_no_loss",
+        ),
+    ),
+    Bug(
+        "margin-hides-new-records",
+        "A rebind skips records that restored brokers took within a minute after the last one that was read.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    return _search_times(journal, before, tail.timestamp_ms + 1, place)\n",
+                "    return _search_times(journal, before, since_ms, place)\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_restored_brokers_hide_no_record_that_was_written_soon_after_the_last_one_read",
         ),
     ),
     Bug(
