@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from blackbox.core.plan import Named
@@ -47,6 +47,13 @@ class Lookups(GuardedIndex):
     def count_cold(self) -> int:
         with self._lock:
             return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
+
+    def cold_among(self, offsets: Iterable[int]) -> set[int]:
+        """Those of these requests that are in the cold tier."""
+        asked = set(offsets)
+        with self._lock:
+            cold = self._bits(self._keys.cold, asked)
+        return {offset for offset in asked if offset in cold}
 
     def caller_ids(self, offsets: Sequence[int]) -> dict[int, str | None]:
         """The caller id of each of these requests that is pending; others are left out."""

@@ -48,14 +48,17 @@ class Newer(NamedTuple):
         return set() if entry.caller_id is None else self.again.get(entry.caller_id, set())
 
     def in_time(self, index: ShardIndex, ended: Container[int], first: int) -> Newer:
-        """With the replacements of requests that stay pending in this index: below `first`, and not `ended`."""
+        """With the replacements of requests that stay in this index: below `first`, and cold or not `ended`."""
         # Intake ignores the caller id of one that is too late, as those of all others will be. A request
         # under this id, also the one that was to be replaced, would be lost if the replacement counted.
         named = index.named(sorted(set[str]().union(*self.replacing.values())))
+        # For intake, a cold request is pending until its bit is cleared, whatever receipts say.
+        cold = index.cold_among(one.offset for one in named.values())
         pending = {
             id
             for id, one in named.items()
-            if one.is_pending and one.offset < first and one.offset not in ended
+            if one.offset < first
+            and (one.offset in cold or (one.is_pending and one.offset not in ended))
         }
         found = {caller_id for caller_id, ids in self.replacing.items() if ids & pending}
         return self._replace(caller_ids=self.caller_ids | found)

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from blackbox.core.bits import SEGMENT
+from blackbox.core.intake import Intake
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.plan import Binding, Bounds, Positions
 from blackbox.core.settlement import Settlement
@@ -45,7 +46,7 @@ from blackbox.records.request import (
     member,
     request_id,
 )
-from tests.contract.held import SHARD, entry, held, store
+from tests.contract.held import NOW_MS, SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
 from tests.unit.test_rebuild import reasons
@@ -704,6 +705,37 @@ def test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still
 
     assert [one.offset for one in SENT] == again
     assert reasons(client)[2] == why
+
+
+@pytest.mark.parametrize("is_delivered", [False, True], ids=["open", "under-a-longer-horizon"])
+@pytest.mark.parametrize(
+    ("named", "again", "why"),
+    [(0, [], None), (1, [3], Reason.TOO_LATE), (4, [3], Reason.TOO_LATE)],
+    ids=["still-there", "cancelled", "lost"],
+)
+def test_after_a_loss_a_replacement_counts_if_the_cold_request_that_it_names_is_still_there(
+    make: Make, empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any,
+    named: int, again: list[int], why: str | None, is_delivered: bool,
+) -> None:  # fmt: skip
+    # Those that are due later are cold: the records have the timestamp 0.
+    intake, far_ms = Intake(cast(Any, journal.format), empty_index, NOW_MS), NOW_MS + 86_400_000
+    write_records(
+        request(due_ms=far_ms), request(due_ms=far_ms), Cancel(None, request_id(SHARD, 1))
+    )
+    write_records(request("a"), request(due_ms=far_ms))
+    make(apply=lambda batch, opening: intake.parse_and_store(batch, NOW_MS, opening)).open()
+    del journal.request_records[3:]
+    written_since(journal, "a", [("blackbox-replaces", request_id(SHARD, named).encode())])
+    if is_delivered:
+        journal.append(delivered(0))
+    empty_index.load()
+
+    Run(journal, "deliver").run(empty_index)
+    make().open()
+
+    assert [one.offset for one in SENT] == again
+    assert held(client).offsets() == [3, *(4 for _ in again)]
+    assert reasons(client)[3] == why
 
 
 def test_records_after_lost_ones_are_read_although_the_log_is_shorter(

@@ -393,10 +393,19 @@ BUGS = (
     Bug(
         "replaced-leftover-dropped",
         "A rebind drops a request because of its replacement, which becomes a dead letter: the request left the topic.",
-        (Change("rebind/later_records.py", " and one.offset < first and ", " and "),),
+        (Change("rebind/later_records.py", "if one.offset < first\n", "if True\n"),),
         (),
         (
             "tests/unit/test_rebind.py::test_after_a_loss_a_replacement_counts_if_the_request_that_it_names_is_still_there",
+        ),
+    ),
+    Bug(
+        "replacement-of-a-cold-request-dropped",
+        "A rebind writes a request again that ends a newer one with its caller id: the replacement of a cold request.",
+        (Change("rebind/later_records.py", "one.offset in cold or ", ""),),
+        (),
+        (
+            "tests/unit/test_rebind.py::test_after_a_loss_a_replacement_counts_if_the_cold_request_that_it_names_is_still_there",
         ),
     ),
     Bug(
