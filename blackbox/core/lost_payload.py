@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from blackbox.core.interpret import interpret_record, refused_entry
 from blackbox.core.letter_record import RECORD_GONE
-from blackbox.core.plan import Carried, Replacement
+from blackbox.core.plan import Carried, Change, Replacement
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
-from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
+from blackbox.records.refusal_causes import BROKEN_RULES, INVALID, TOO_LATE
 from blackbox.records.request import Invalid, Reason, Record, Request
 
 TIMELINESS_LOST = (
@@ -26,17 +26,16 @@ def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
         _, asked = interpret_record(format, record, record.timestamp_ms, None)
         letter = refused_entry(record, BROKEN_RULES[cause], record.timestamp_ms)
         return letter if asked is None else letter._replace(caller=asked.caller)
-    again = _reread(format, record, cause)
-    if cause is None or again.reason is not None:
-        return again
-    # A reason of its own: unlike an undeliverable request, it has replaced nothing.
-    detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
-    return refused_entry(record, Invalid(Reason.WAS_INVALID, detail), record.timestamp_ms)
-
-
-def _reread(format: Format, record: Record, cause: str | None) -> Entry:
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
+    if cause == INVALID and not (isinstance(change, Entry) and change.reason is not None):
+        # A reason of its own: unlike an undeliverable request, it has replaced nothing.
+        detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
+        return refused_entry(record, Invalid(Reason.WAS_INVALID, detail), record.timestamp_ms)
+    return _entry_of(record, change, cause)
+
+
+def _entry_of(record: Record, change: Change | None, cause: str | None) -> Entry:
     if isinstance(change, Replacement):
         if cause == TOO_LATE:
             return change.too_late

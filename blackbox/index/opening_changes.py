@@ -202,8 +202,9 @@ class OpeningChanges(Lookups):
         """
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
-            gap = orjson.dumps((start, first, verdicts_below))
-            about = (b"gap", gap, b"gone", orjson.dumps(gone))
+            about: tuple[bytes, ...] = (b"gone", orjson.dumps(gone))
+            if start < first:
+                about += (b"gap", orjson.dumps((start, first, verdicts_below)))
             # Another process may have passed them: a position never goes back.
             first = max(start, first)
             moved = self._write_requests(first, *about)
