@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from blackbox.core.interpret import interpret_record, refused_entry
 from blackbox.core.letter_record import RECORD_GONE
-from blackbox.core.plan import Carried, Change, Replacement
+from blackbox.core.plan import Carried, Replacement
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
-from blackbox.records.refusal_causes import BROKEN_RULES, INVALID, TOO_LATE
+from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
 from blackbox.records.request import Invalid, Reason, Record, Request
 
 TIMELINESS_LOST = (
     "Redis lost the payload, so it is unknown whether this replacement came in time; the replaced "
     "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
     "not delivered"
+)
+WAS_INVALID = Invalid(
+    Reason.WAS_INVALID,
+    "it was invalid when it was read, and is valid by the settings of now; replay it",
+)
+NOT_IN_TIME = Invalid(
+    Reason.TOO_LATE,
+    "the request to replace was not pending; by the settings of now, this record is not a request",
 )
 
 
@@ -28,23 +36,21 @@ def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
         return letter if asked is None else letter._replace(caller=asked.caller)
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
-    if cause == INVALID and not (isinstance(change, Entry) and change.reason is not None):
-        # A reason of its own: unlike an undeliverable request, it has replaced nothing.
-        detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
-        return refused_entry(record, Invalid(Reason.WAS_INVALID, detail), record.timestamp_ms)
-    return _entry_of(record, change, cause)
-
-
-def _entry_of(record: Record, change: Change | None, cause: str | None) -> Entry:
-    if isinstance(change, Replacement):
-        if cause == TOO_LATE:
-            return change.too_late
-        # only the stored form showed whether it was in time
-        letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
-        lost = refused_entry(record, letter, record.timestamp_ms)
-        return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Carried):
         change = change.content
+    if isinstance(change, Entry) and change.reason is not None:
+        return change
+    if cause == TOO_LATE and isinstance(change, Replacement):
+        return change.too_late
+    if cause is not None:
+        # A reason of its own: unlike an undeliverable request, it has replaced nothing.
+        why = NOT_IN_TIME if cause == TOO_LATE else WAS_INVALID
+        return refused_entry(record, why, record.timestamp_ms)
+    if isinstance(change, Replacement):
+        # only the stored form showed whether it was in time
+        why = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
+        lost = refused_entry(record, why, record.timestamp_ms)
+        return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Request):
         return Entry(*change)
     if isinstance(change, Entry):
