@@ -7,11 +7,12 @@ from contextlib import closing
 
 import pytest
 
-from blackbox.core.plan import Positions
+from blackbox.core.plan import Positions, Replacement
 from blackbox.index.shard_index import ShardIndex
 from blackbox.index.walk import WalkVoid
 from blackbox.records.errors import PositionsMoved
-from tests.contract.held import NOW_MS, entry, store
+from blackbox.records.request import request_id
+from tests.contract.held import NOW_MS, SHARD, entry, store
 
 Opener = Callable[[], ShardIndex]
 
@@ -46,3 +47,22 @@ def test_no_walk_starts_until_all_requests_with_a_recorded_verdict_are_read(
     store(index, 14, 20, {})
     with closing(index.walk()) as walk:
         assert walk.positions == Positions(20, 5)
+
+
+def test_requests_that_kafka_removed_stay_known_as_such_if_another_passed_them_first(
+    open_index: Opener,
+) -> None:
+    first, second = open_index(), open_index()
+    first.begin(Positions(0, 0))
+    second.load()
+    # the replacement of a removed request was read before Redis went back; a receipt has the verdict
+    replacement = Replacement(
+        request_id(SHARD, 5), None, entry(), entry()._replace(reason="too-late")
+    )
+    first.lost_before(10, 20, (0, 10))
+    store(first, 10, 11, {})
+
+    second.lost_before(10, 20, (0, 10))
+
+    assert second.positions == Positions(11, 0)
+    assert store(second, 11, 12, {11: replacement}).puts == {11: entry()}
