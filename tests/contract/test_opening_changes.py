@@ -6,13 +6,15 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+import redis
 
 from blackbox.core.plan import Positions, Replacement
 from blackbox.index.shard_index import ShardIndex
+from blackbox.index.stored_fields import OLDER
 from blackbox.index.walk import WalkVoid
-from blackbox.records.errors import PositionsMoved
+from blackbox.records.errors import IndexFull, PositionsMoved
 from blackbox.records.request import request_id
-from tests.contract.held import NOW_MS, SHARD, entry, store
+from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, store
 
 Opener = Callable[[], ShardIndex]
 
@@ -29,6 +31,29 @@ def test_an_owner_frozen_before_it_empties_an_index_does_not_affect_the_next_one
     with pytest.raises(PositionsMoved):
         zombie.begin(Positions(0, 0))
 
+    assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
+
+
+def test_an_owner_that_finds_redis_full_takes_nothing_from_the_next_one(
+    open_index: Opener, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, zombie, owner = open_index(), open_index(), open_index()
+    before.begin(Positions(0, 0))
+    store(before, 0, 1, {0: entry()})
+    client.hset(f"{PREFIX}state", "format", OLDER[-1])
+    zombie.load()
+    owner.load()
+
+    def full(_: object) -> bool:
+        owner.begin(Positions(0, 0))
+        store(owner, 0, 1, {0: entry()})
+        raise IndexFull("Redis has no memory left")
+
+    monkeypatch.setattr(zombie, "_run_multi", full)
+    with pytest.raises(PositionsMoved):
+        zombie.begin(Positions(0, 0))
+
+    assert owner.positions == Positions(1, 0), "those that the zombie saw"
     assert [offset for offset, _ in owner.due(NOW_MS, 10).entries] == [0]
 
 
