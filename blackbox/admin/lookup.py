@@ -9,7 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from threading import Lock
 
-from blackbox.admin.pending import as_pending
+from blackbox.admin.pending import as_in_flight, as_pending
+from blackbox.admin.read_limit import limit_exceeded
 from blackbox.admin.request_ends import request_ends
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka
@@ -139,7 +140,7 @@ class StatusLookup:
     ) -> RequestStatus:
         """The status of the request at this place.
 
-        1. read the index first: a request that has left it already has its receipt;
+        1. read the index first: a request that has left it has its receipt, or is in flight and was cancelled;
         2. a request of the cold tier may have been promoted to another record, which may be in the index;
         3. read the receipts, from the earliest time at which it could have been dispatched;
         4. read the records that promotion wrote. They come first if the request's own record is gone.
@@ -151,6 +152,8 @@ class StatusLookup:
             return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
         limit = limit or ReadLimit()
         pending = self.inspector.pending_at(shard, offset)  # 1
+        # before the positions: if its batch is settled by then, its receipt is below them
+        is_in_flight = pending is None and self.inspector.is_in_flight(shard, offset)
         stats = self.inspector.shard_stats(shard, 0)
         with closing(ShardJournal(shard, self.access)) as journal:
             lookup = self._journal_lookup(shard, journal, limit)
@@ -161,7 +164,7 @@ class StatusLookup:
                 return self._as_cold(shard, own)
             found = self._status_outside_index(lookup, own, stats, since)
         if isinstance(found, RequestStatus):
-            return found
+            return as_in_flight(found) if is_in_flight and found.state == "ended" else found
         return self.status(shard, found, limit=limit).for_request(shard, offset)
 
     def _as_cold(self, shard: Shard, own: OwnRecord) -> RequestStatus:
@@ -188,7 +191,7 @@ class StatusLookup:
         except LimitReached:
             if known.state in NO_REQUEST:
                 return known
-            return _limit_exceeded(known, lookup.limit, is_over=is_read and not may_be_carried)
+            return limit_exceeded(known, lookup.limit, is_over=is_read and not may_be_carried)
         if found is None:
             return replace(known, state="ended" if is_read else "unread")
         return found
@@ -284,17 +287,3 @@ def _search_from(since: Positions | None, positions: Positions | None) -> Positi
         return Positions(0, 0)
     is_not_before = positions.requests >= since.requests and positions.receipts >= since.receipts
     return since if is_not_before else Positions(0, 0)
-
-
-def _limit_exceeded(known: RequestStatus, limit: ReadLimit, *, is_over: bool) -> RequestStatus:
-    what = "how it ended" if is_over else "whether it is pending"
-    detail = (
-        f"{what} was not found: a look-up reads a limited part of the journals, here {limit}; "
-        "`blackbox audit --parquet` covers every request"
-    )
-    if not is_over:
-        detail += (
-            "; while it is pending, GET /requests lists it at its due time; the `source` listed "
-            "there, such as TB/3@1234, can be looked up and cancelled"
-        )
-    return replace(known, state="over" if is_over else "undetermined", detail=detail)

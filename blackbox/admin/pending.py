@@ -17,6 +17,11 @@ from blackbox.records.request import MAX_OFFSET, Reason, Shard, is_topic_name, r
 INVALID = "its record is invalid; its dead letter says why, and is written when its turn comes"
 LATE = "the request to replace was not pending; its dead letter is written when its turn comes"
 
+IN_FLIGHT = (
+    "it was cancelled or replaced while it was being delivered; look it up again to see whether "
+    "that was too late"
+)
+
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
 """How many entries one page may read, including those that the filter skips."""
@@ -96,6 +101,11 @@ def as_pending(status: RequestStatus, pending: Pending) -> RequestStatus:
         reason=entry.reason,
         detail=entry.detail,
     )
+
+
+def as_in_flight(status: RequestStatus) -> RequestStatus:
+    """The status of a request that has left the index during its delivery, which may still fail."""
+    return replace(status, state="pending", detail=IN_FLIGHT)
 
 
 def _as_refused(status: RequestStatus, cause: str | None) -> RequestStatus:

@@ -18,6 +18,14 @@ TIMELINESS_LOST = (
     "request may have been delivered. Check maxmemory-policy, and replay this one if the other was "
     "not delivered"
 )
+WAS_INVALID = Invalid(
+    Reason.WAS_INVALID,
+    "it was invalid when it was read, and is valid by the settings of now; replay it",
+)
+NOT_IN_TIME = Invalid(
+    Reason.TOO_LATE,
+    "the request to replace was not pending; by the settings of now, this record is not a request",
+)
 
 
 def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
@@ -26,26 +34,23 @@ def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
         _, asked = interpret_record(format, record, record.timestamp_ms, None)
         letter = refused_entry(record, BROKEN_RULES[cause], record.timestamp_ms)
         return letter if asked is None else letter._replace(caller=asked.caller)
-    again = _reread(format, record, cause)
-    if cause is None or again.reason is not None:
-        return again
-    # A reason of its own: unlike an undeliverable request, it has replaced nothing.
-    detail = "it was invalid when it was read, and is valid by the settings of now; replay it"
-    return refused_entry(record, Invalid(Reason.WAS_INVALID, detail), record.timestamp_ms)
-
-
-def _reread(format: Format, record: Record, cause: str | None) -> Entry:
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
-    if isinstance(change, Replacement):
-        if cause == TOO_LATE:
-            return change.too_late
-        # only the stored form showed whether it was in time
-        letter = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
-        lost = refused_entry(record, letter, record.timestamp_ms)
-        return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Carried):
         change = change.content
+    if isinstance(change, Entry) and change.reason is not None:
+        return change
+    if cause == TOO_LATE and isinstance(change, Replacement):
+        return change.too_late
+    if cause is not None:
+        # A reason of its own: unlike an undeliverable request, it has replaced nothing.
+        why = NOT_IN_TIME if cause == TOO_LATE else WAS_INVALID
+        return refused_entry(record, why, record.timestamp_ms)
+    if isinstance(change, Replacement):
+        # only the stored form showed whether it was in time
+        why = Invalid(Reason.PAYLOAD_LOST, TIMELINESS_LOST)
+        lost = refused_entry(record, why, record.timestamp_ms)
+        return lost._replace(caller_id=change.caller_id)
     if isinstance(change, Request):
         return Entry(*change)
     if isinstance(change, Entry):

@@ -13,8 +13,8 @@ from blackbox.index import refused_bitmaps
 from blackbox.index.command_builder import CommandBuilder, chunks
 from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.payload_heads import HEAD_BYTES, read_heads
-from blackbox.index.stored_fields import positions_of
-from blackbox.index.when_full import in_one_script
+from blackbox.index.stored_fields import FORMAT, positions_of
+from blackbox.index.when_full import Seen, in_one_script
 from blackbox.records.errors import IndexFull, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
@@ -66,12 +66,13 @@ class GuardedIndex(CommandBuilder):
                 raise reply
         return replies is not None
 
-    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions) -> bool:
+    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions | Seen) -> bool:
         try:
             return self._run_multi(commands)
         except IndexFull:
             # A full Redis refuses even a MULTI that only removes; a script may do that. EXEC has
             # ended the WATCH, so the script compares the positions itself.
+            seen = seen if isinstance(seen, Seen) else Seen(FORMAT, *seen)
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script])[0])
 
@@ -83,7 +84,10 @@ class GuardedIndex(CommandBuilder):
         else:
             is_done = self._run_multi(commands)
         if not is_done:
-            raise PositionsMoved(f"{self.shard}: the index changed while it was being opened")
+            raise self._changed_while_opening()
+
+    def _changed_while_opening(self) -> PositionsMoved:
+        return PositionsMoved(f"{self.shard}: the index changed while it was being opened")
 
     def _mark_while_opening(self, key: bytes, offsets: Sequence[int]) -> None:
         self._watch_positions(self._keys.state)
@@ -92,7 +96,8 @@ class GuardedIndex(CommandBuilder):
     def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
             found = self._check(*self._session.run(self._read_positions()))
-            if self._session.run([in_one_script(self._keys, found, [command])])[0]:
+            script = in_one_script(self._keys, Seen(FORMAT, *found), [command])
+            if self._session.run([script])[0]:
                 return
         raise self._contended("marking deliveries in flight")
 

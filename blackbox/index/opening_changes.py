@@ -16,6 +16,7 @@ from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
 from blackbox.index.refused_bitmaps import segment_of
 from blackbox.index.stored_fields import FORMAT, claims_of, positions_of, stretch_of
+from blackbox.index.when_full import Seen
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 
@@ -202,8 +203,9 @@ class OpeningChanges(Lookups):
         """
         with self._lock:
             start = self._watch_positions(self._keys.state).requests
-            gap = orjson.dumps((start, first, verdicts_below))
-            about = (b"gap", gap, b"gone", orjson.dumps(gone))
+            about: tuple[bytes, ...] = (b"gone", orjson.dumps(gone))
+            if start < first:
+                about += (b"gap", orjson.dumps((start, first, verdicts_below)))
             # Another process may have passed them: a position never goes back.
             first = max(start, first)
             moved = self._write_requests(first, *about)
@@ -278,9 +280,10 @@ class OpeningChanges(Lookups):
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
             removals = [drop, pack("ZREM", self._keys.due, *names)]
-            # A full Redis must not keep its own room. A script compares positions, so there must be some.
-            has_positions = self.positions != Positions(-1, -1)
-            self._run_multi_while_opening(removals, even_if_full=has_positions)
+            # A full Redis must not keep its own room. An index of an earlier version has no `positions`.
+            format, requests, _, receipts = (found or b"" for found in self._loaded)
+            if not self._exec_even_if_full(removals, Seen(format, requests, receipts)):
+                raise self._changed_while_opening()
 
     def _watch_loaded(self) -> None:
         """Watch the index; raise PositionsMoved when it is not the one that `load` found."""

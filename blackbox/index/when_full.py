@@ -7,10 +7,10 @@ may write then, if its first write is one that needs no memory.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import hiredis
 
-from blackbox.core.plan import Positions
 from blackbox.index.connection import pack
 from blackbox.index.keys import Keys
 
@@ -19,10 +19,11 @@ from blackbox.index.keys import Keys
 # ARGV: the positions `requests` and `receipts` as seen; then commands, each as its length and parts
 # returns 1, or 0 if the positions differ
 _SCRIPT = b"""
-if redis.call('HGET', KEYS[1], 'requests') ~= ARGV[1] then return 0 end
-if redis.call('GET', KEYS[3]) ~= ARGV[2] then return 0 end
+if (redis.call('HGET', KEYS[1], 'format') or '') ~= ARGV[1] then return 0 end
+if (redis.call('HGET', KEYS[1], 'requests') or '') ~= ARGV[2] then return 0 end
+if (redis.call('GET', KEYS[3]) or '') ~= ARGV[3] then return 0 end
 redis.call('ZREM', KEYS[2], '')
-local at = 3
+local at = 4
 while ARGV[at] do
   local last = at + tonumber(ARGV[at])
   redis.call(unpack(ARGV, at + 1, last))
@@ -32,8 +33,16 @@ return 1
 """
 
 
-def in_one_script(keys: Keys, seen: Positions, commands: Iterable[bytes]) -> bytes:
-    """One packed command that runs packed `commands` if the positions are still those `seen`."""
+class Seen(NamedTuple):
+    """What an index said of itself when it was last seen; empty: nothing."""
+
+    format: bytes
+    requests: bytes | int
+    receipts: bytes | int
+
+
+def in_one_script(keys: Keys, seen: Seen, commands: Iterable[bytes]) -> bytes:
+    """One packed command that runs packed `commands` if the index is still as `seen`."""
     reader = hiredis.Reader()
     reader.feed(b"".join(commands))
     arguments: list[bytes | int] = []

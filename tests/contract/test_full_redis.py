@@ -126,6 +126,23 @@ def test_an_index_is_emptied_and_begun_again_in_a_full_redis(
     assert client.hget(f"{PREFIX}state", "judged") == b"7"
 
 
+@pytest.mark.parametrize("older", [b"1", b"7"])
+def test_an_index_of_an_earlier_version_is_emptied_and_begun_again_in_a_full_redis(
+    index: ShardIndex, client: redis.Redis, older: bytes
+) -> None:
+    store_batch(index)
+    client.hset(f"{PREFIX}state", "format", older)
+    payloads = BATCH * len(MESSAGE)
+    used: int = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used - payloads // 2)
+    assert index.load() is None
+
+    index.begin(Positions(0, 0))
+
+    assert (held(client).positions, held(client).payloads) == (Positions(0, 0), {})
+    assert held(client).offsets() == []
+
+
 def test_a_full_redis_records_what_is_in_flight_until_it_is_settled(
     index: ShardIndex, client: redis.Redis, own_server: EmbeddedRedis
 ) -> None:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -42,8 +43,9 @@ from blackbox.support import interpreter, logs
 from tests.support.world import World, until
 
 LEASE_S = 0.1
-ANSWER_S = 10.0
-WINDOW_S = 60.0
+# On a busy machine an answer takes long; what does not wait for it must take longer still.
+ANSWER_S = 60.0
+WINDOW_S = 600.0
 GROUP = 1
 
 Told = dict[str, Any]
@@ -87,7 +89,7 @@ class Driver:
                 "request_topics": f"{world.requests}:countdown",
                 "dead_letter_topic": world.dead_letters,
                 "group_id": world.name,
-                "poll_interval_ms": 10_000,
+                "poll_interval_ms": 60_000,
             }
             | more
         )
@@ -266,7 +268,7 @@ def test_a_task_opens_its_shards_delivers_and_returns_its_metrics(driver: Driver
     assert (opened["group"], opened["number"]) == (GROUP, 5)
     assert opened["owned"] == [list(shard) for shard in mine]
     assert opened["stuck"] == []
-    assert 0 <= opened["at_ms"] - opened["opened_ms"] < 2000
+    assert 0 <= opened["at_ms"] - opened["opened_ms"] < ANSWER_S * 1000
 
     for shard in mine:
         driver.run_intake(shard, 0, 0)
@@ -314,8 +316,8 @@ def test_a_message_that_intake_announces_does_not_wait_for_the_poll(driver: Driv
     driver.bus.send("soon", [*shard, due_ms])
     driver.bus.send("soon", [*driver.shards[2], due_ms])  # a shard of another task
 
-    [message] = driver.wait_received(1, timeout_s=5)
-    assert 0 <= message.timestamp()[1] - due_ms < 3000
+    [message] = driver.wait_received(1, timeout_s=30)  # the next poll is a minute after the first
+    assert message.timestamp()[1] >= due_ms
 
 
 @pytest.fixture
@@ -372,12 +374,20 @@ def test_the_index_is_polled_once_per_poll_interval(
 ) -> None:
     monkeypatch.setattr(module, "NOTES_AWAITED_S", 60.0)
     looks: list[float] = []
-    monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(time.monotonic()))
+    read: list[float] = []
+
+    def monotonic() -> float:
+        read.append(time.monotonic())
+        return read[-1]
+
+    # The time by which the task decided to poll: a busy machine may call `poll` later.
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(ShardPool, "poll", lambda _: looks.append(read[-1]))
     polling.grant()
     polling.start()
     until("twenty polls", lambda: len(looks) >= 20, ANSWER_S)
     shortest_s = min(later - earlier for earlier, later in pairwise(looks))
-    assert shortest_s > 0.045, "a slightly late poll is followed by a punctual one"
+    assert shortest_s > 0.0499, "a slightly late poll is followed by a punctual one"
 
 
 def test_a_task_follows_its_lease_to_other_shards(driver: Driver) -> None:
@@ -429,9 +439,7 @@ def test_a_task_that_the_lease_no_longer_names_ends_at_once(
     task = driver.start(shard)
     driver.wait_open(shard)
     driver.lease = lease
-    began = time.monotonic()
-    assert task.report()["open"] == []
-    assert time.monotonic() - began < 5
+    assert task.report()["open"] == [], "long before its window is over"
 
 
 def test_a_lease_of_another_window_or_application_changes_nothing(
@@ -477,11 +485,8 @@ def test_a_window_ends_when_its_time_is_over(driver: Driver) -> None:
     shard = driver.shards[0]
     driver.grant(shard)
     began = time.monotonic()
-    task = driver.start(shard, length_s=1.0)
-    driver.wait_open(shard)
-    report = task.report()
+    assert driver.start(shard, length_s=1.0).report()["open"] == []
     assert time.monotonic() - began >= 1.0
-    assert report["at_ms"] >= report["opened_ms"]
 
 
 def test_a_task_ends_without_its_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,6 +497,7 @@ def test_a_task_ends_without_its_driver(driver: Driver, monkeypatch: pytest.Monk
     # Only now: on a busy machine, a task may need longer to hear its first lease.
     monkeypatch.setattr(module, "ABANDONED_S", 0.5)
     driver.lease = None
+    monkeypatch.setattr(module, "ABANDONED_S", 0.5)
     task.report()
 
 
@@ -522,16 +528,16 @@ def test_no_shard_is_opened_without_a_fresh_lease(
 def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEASE_VALID_S", 0.5)
     shard = driver.shards[0]
     driver.grant(shard)
     driver.start(shard)
     driver.wait_open(shard)
     driver.lease = None  # as if the driver were gone, and the shard had another owner
+    monkeypatch.setattr(module, "LEASE_VALID_S", 0.0)  # the last lease is outdated
 
     writer = ShardWriter(shard, driver.access, exactly_once=True)
     writer.open()
-    driver.run_intake(shard, 0.6)  # due when the last lease is outdated
+    driver.run_intake(shard, 0)
     driver.bus.send("soon", [*shard, 0])
     driver.wait_open()
     writer.begin()
@@ -539,6 +545,7 @@ def test_a_shard_to_be_recovered_stays_closed_until_a_new_lease(
     assert driver.received() == []
     writer.close()
 
+    monkeypatch.setattr(module, "LEASE_VALID_S", 3.0)
     driver.grant(shard)
     driver.wait_open(shard)
     driver.wait_received(1)
@@ -559,7 +566,7 @@ def test_a_task_outlives_an_outage_of_redis(fragile: Driver, own_redis: Embedded
     fragile.wait_open(shard)
     fragile.run_intake(shard, 0.8)
     own_redis.kill()
-    assert fragile.next_report() is None
+    until("no report arrives", lambda: fragile.next_report() is None, ANSWER_S)
     own_redis.start()
     fragile.wait_received(1)
     fragile.wait_open(shard)

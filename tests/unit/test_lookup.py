@@ -7,12 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 
 import pytest
+import redis
 
 from blackbox.admin import lookup
 from blackbox.admin.lookup import StatusLookup
 from blackbox.config.settings import load
+from blackbox.core.settlement import Settlement
+from blackbox.index.inspector import Inspector
+from blackbox.index.shard_index import ShardIndex
+from blackbox.journal.topics import receipts_topic
 from blackbox.records.errors import JournalLost, NotAllowed
-from blackbox.records.request import Shard
+from blackbox.records.receipt import Receipt
+from blackbox.records.request import Cancel, Request, Shard
+from tests.contract.held import NOW_MS, SHARD, entry, store
+from tests.support.fakes import FakeFormat, FakeJournal, record
 
 
 class Counted:
@@ -103,3 +111,53 @@ def test_a_revoked_permission_is_reported(
     counted.answer = NotAllowed("not allowed")
     with pytest.raises(NotAllowed):
         status_lookup.count_partitions()
+
+
+class ClosableJournal(FakeJournal):
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_one_shard(
+    status_lookup: StatusLookup,
+    connections: redis.ConnectionPool,
+    journal: FakeJournal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> StatusLookup:
+    """Looks up the requests of one shard, in its index and in these journals."""
+    monkeypatch.setattr(lookup, "ShardJournal", lambda shard, access: journal)
+    monkeypatch.setattr(
+        StatusLookup, "_count", lambda _: {SHARD.topic: 4, receipts_topic(SHARD.topic): 4}
+    )
+    monkeypatch.setattr(status_lookup, "inspector", Inspector(connections))
+    monkeypatch.setattr(status_lookup, "formats", {SHARD.topic: journal.format})
+    status_lookup.count_partitions()
+    return status_lookup
+
+
+@pytest.fixture
+def journal() -> FakeJournal:
+    asked = Request("orders", b"hi", NOW_MS, None, [], None, "a", None)
+    return ClosableJournal([record(0), record(1)], format=FakeFormat({0: asked, 1: Cancel("a")}))
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+def test_a_request_that_is_cancelled_in_flight_has_not_ended_until_its_delivery_has(
+    in_one_shard: StatusLookup, index: ShardIndex, journal: FakeJournal, *, is_delivered: bool
+) -> None:
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    assert index.mark_in_flight([0], index.removed) == set()
+    store(index, 1, 2, {1: Cancel("a")})
+
+    during = in_one_shard.status(SHARD, 0)
+    if is_delivered:
+        journal.append(Receipt(NOW_MS, delivered={"orders/0": [(0, 7)]}))
+        committed = in_one_shard.status(SHARD, 0)
+        assert committed.state == "delivered"
+    index.settle(Settlement({0: "a"} if is_delivered else {}, 2 * is_delivered))
+    after = in_one_shard.status(SHARD, 0)
+
+    assert during.state == "pending"
+    assert "while it was being delivered" in (during.detail or "")
+    assert after.state == ("delivered" if is_delivered else "ended")

@@ -152,6 +152,22 @@ BUGS = (
         ),
     ),
     Bug(
+        "ended-while-in-flight",
+        "A look-up says that a request has ended, although it is being delivered and its cancel came too late.",
+        (
+            Change(
+                "admin/lookup.py",
+                "as_in_flight(found) if is_in_flight and",
+                "as_in_flight(found) if False and",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_lookup.py"
+            "::test_a_request_that_is_cancelled_in_flight_has_not_ended_until_its_delivery_has",
+        ),
+    ),
+    Bug(
         "replayed-but-reported-as-failed",
         "If Kafka fails during a replay, the letters that were replayed before that are not reported.",
         (

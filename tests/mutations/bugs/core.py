@@ -423,6 +423,21 @@ BUGS = (
         ("tests/unit/test_lost_payload.py",),
     ),
     Bug(
+        "was-invalid-only-if-a-request-by-now",
+        "The dead letter of a large invalid replacement says `payload-lost` if it is valid when it is read again. If its record cancels by then, the shard stays closed.",
+        (
+            Change(
+                "core/lost_payload.py",
+                "    if cause is not None:\n        # A reason",
+                "    if cause is not None and isinstance(change, Request):\n        # A reason",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_lost_payload.py::test_what_was_invalid_has_a_reason_of_its_own_whatever_its_record_is_by_now",
+        ),
+    ),
+    Bug(
         "parked-with-a-payload",
         "While the dead-letter topic is missing, each large refused request gets a payload in Redis.",
         (

@@ -496,6 +496,51 @@ BUGS = (
         ("tests/contract/test_full_redis.py",),
     ),
     Bug(
+        "a-gap-written-late",
+        "An opening that finds the requests which Kafka removed already passed records an empty gap in place of theirs.",
+        (
+            Change(
+                "index/opening_changes.py",
+                '            if start < first:\n                about += (b"gap"',
+                '            if True:\n                about += (b"gap"',
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_opening_changes.py::test_requests_that_kafka_removed_stay_known_as_such_if_another_passed_them_first",
+        ),
+    ),
+    Bug(
+        "an-older-index-keeps-its-room",
+        "A full Redis refuses to empty the index of an earlier version, so its shard stays closed.",
+        (
+            Change(
+                "index/opening_changes.py",
+                "self._exec_even_if_full(removals, Seen(format, requests, receipts))",
+                "self._exec_even_if_full(removals, self.positions)",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_full_redis.py::test_an_index_of_an_earlier_version_is_emptied_and_begun_again_in_a_full_redis",
+        ),
+    ),
+    Bug(
+        "emptied-by-an-owner-that-waited",
+        "An owner that finds Redis full while it empties an index takes the entries of the next owner.",
+        (
+            Change(
+                "index/when_full.py",
+                "if (redis.call('HGET', KEYS[1], 'format') or '') ~= ARGV[1] then return 0 end\n",
+                "",
+            ),
+        ),
+        (),
+        (
+            "tests/contract/test_opening_changes.py::test_an_owner_that_finds_redis_full_takes_nothing_from_the_next_one",
+        ),
+    ),
+    Bug(
         "waiting-sets-the-clock-back",
         "While a node of a cluster hangs, the time of the others is as old as the wait for it.",
         (Change("index/redis_servers.py", "now_ms + int((now_s - at_s) * 1000)", "now_ms"),),
