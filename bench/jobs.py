@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.engines import Field
+from bench.field import Field
 from bench.ground import HEADERS, MESSAGE_BYTES
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic

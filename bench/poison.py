@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from bench.engines import Field, wait
+from bench.field import Field, wait
 from bench.ground import MESSAGE_BYTES
 from blackbox.embedded import EmbeddedStack
 

@@ -28,7 +28,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from bench.engines import ALIKE_AT_ONCE, ENGINES, PATIENCE_S, WARM_UP, Field, wait
+from bench.engines import ENGINES, WARM_UP
+from bench.field import ALIKE_AT_ONCE, PATIENCE_S, Field, wait
 from bench.report import Progress, markdown, say
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic

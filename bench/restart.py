@@ -6,11 +6,7 @@ delivery in any partition.
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,67 +15,19 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import typer
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.engines import LONGEST_S, Field, wait
+from bench.field import LONGEST_S, Field, Pod, wait
 from bench.report import markdown, say
 from blackbox.embedded import EmbeddedStack
-from blackbox.embedded.tcp_ports import free_port
 
 PER_S = 200
 # Between two events, so that requests become due evenly again.
 CALM_S = LONGEST_S + 2
 
 READ_S = 0.5
-
-
-class Pod:
-    """A service with a stable name, as in a StatefulSet."""
-
-    def __init__(self, field: Field, name: str, folder: Path) -> None:
-        self._port = free_port()
-        own = {"BLACKBOX_INSTANCE_ID": name, "BLACKBOX_HTTP_PORT": str(self._port)}
-        self._environment = os.environ | field.environment | own
-        self._log = folder / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "blackbox", "run"],
-                # A session, so that a crash can end the whole group, with Spark's JVM and its workers.
-                env=self._environment, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-
-    def is_ready(self) -> bool:
-        try:
-            with urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (URLError, OSError):
-            return False
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def crash(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            if how == signal.SIGKILL:
-                os.killpg(self._process.pid, how)
-            else:
-                self._process.send_signal(how)
-            self._process.wait(60)
-            self._process = None
 
 
 def crash_and_restart(pods: list[Pod]) -> None:
@@ -174,7 +122,7 @@ def measure(
     field = Field(stack, engine, partitions, folder)
     found: list[float] = []
     with ExitStack() as ending:
-        pods = [Pod(field, f"{engine}-{number}", folder) for number in range(count)]
+        pods = [field.pod(f"{engine}-{number}") for number in range(count)]
         for pod in pods:
             ending.callback(pod.stop)
             pod.start()

@@ -22,7 +22,8 @@ from typing import Annotated, Any
 import redis
 import typer
 
-from bench.engines import ENGINES, PATIENCE_S, Field, cpu_s, lateness_ms, wait
+from bench.engines import ENGINES
+from bench.field import PATIENCE_S, Field, cpu_s, lateness_ms, wait
 from bench.ground import MESSAGE_BYTES
 from bench.rebuild import OPENED, keep_for_ever
 from bench.report import Progress, markdown, say

@@ -9,12 +9,11 @@ from importlib.metadata import version
 
 import psutil
 
-from bench.engines import Field, wait
+from bench.field import Field, Pod, wait
 from bench.ground import HEADERS
 from bench.peers.contestant import Contestant, NotMeasured, Plan, Scheduled, Setting, Site
 from bench.peers.kafka_topics import Record, Target, write
 from bench.peers.results import Executions
-from bench.restart import Pod
 
 PARTITIONS = 4
 READY_S = 180
@@ -53,7 +52,7 @@ class BlackboxService(Contestant):
         # New topics each time, with names of their own. Redis is emptied.
         field = self._field = Field(self._site.stack, self._engine, PARTITIONS, self._site.folder)
         self._target = Target(self._site.stack, field.target, PARTITIONS)
-        self._pod = Pod(field, f"{field.name}-0", self._site.folder)
+        self._pod = field.pod(f"{field.name}-0")
 
     def start(self) -> None:
         assert self._pod is not None

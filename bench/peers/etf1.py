@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import psutil
 
-from bench.engines import wait
+from bench.field import wait
 from bench.peers.blackbox_service import topic_bytes
 from bench.peers.contestant import (
     Contestant,

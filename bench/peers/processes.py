@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import redis
 
-from bench.engines import cpu_s
+from bench.field import cpu_s
 from blackbox.embedded import EmbeddedStack
 from blackbox.embedded.jars import KAFKA_VERSION
 

@@ -125,6 +125,13 @@ class Settings(BaseSettings):
         description="check the index also when the next request is due; otherwise messages are late "
                     "by up to a poll interval",
     )  # fmt: skip
+    linger_ms: int = Field(
+        100, ge=0, le=10_000,
+        description="the longest time for which messages that are due are gathered for the next "
+                    "transaction of their shard. A process that does little waits less: with a "
+                    "hundredth of a core, a sixth of it. [What each value "
+                    "costs](performance.md#linger)",
+    )  # fmt: skip
     batch_limit: int = Field(
         1000, ge=1, le=10_000,
         description="the maximum number of due messages in a batch, which is one transaction of one "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
@@ -184,8 +185,9 @@ class DeliveryTransaction:
     def _send_messages(self) -> dict[int, Postponed]:
         """Send the messages; return those for a later transaction, each with its delay in ms."""
         later: dict[int, Postponed] = {}
+        asks = bool(self._beside) or self._parts.has_limits or not self._fit_receipt()
         for message in deliveries(self._triage.shard, self.ready):
-            if self._has_place(message, later):
+            if not asks or self._has_place(message, later):
                 refusal = self._writer.send(message, self._places)
                 if refusal is None:
                     self._send_follow_ups(message.offset)
@@ -245,6 +247,17 @@ class DeliveryTransaction:
         elif place == "next":
             self.flush()
         return place != "later"
+
+    def _fit_receipt(self) -> bool:
+        """Whether the receipt has room for all messages together; if so, they are counted."""
+        # usually: then nothing is asked about each message, which takes a tenth of the time of a drain
+        counts = Counter([entry.target for entry in self.ready.values()])
+        total = sum(topic_bytes(to) + count * outcome_bytes(to) for to, count in counts.items())
+        if total > MOST_RECEIPT_BYTES:
+            return False
+        self._receipt_bytes = total
+        self._named.update(counts)
+        return True
 
     def _fits_receipt(self, topic: str) -> bool:
         # Once one is left out, all that follow are: they would overtake it.

@@ -22,7 +22,7 @@ from blackbox.core.plan import (
 from blackbox.core.ports import Rulings
 from blackbox.formats import Format
 from blackbox.formats.format import start_ms
-from blackbox.records.request import Cancel
+from blackbox.records.request import Cancel, Request
 
 
 class Parsed(NamedTuple):
@@ -76,6 +76,10 @@ def parse(
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
     """What must be read from the index before these changes can be planned."""
+    # the usual request touches nothing else
+    changes = [
+        one for one in changes if type(one[1]) is not Request or one[1].caller_id is not None
+    ]
     caller_ids = {change.caller_id for _, change in changes if change.caller_id is not None}
     cold = [(offset, change) for offset, change in changes if _may_be_cold(change)]
     previous = [change.previous for _, change in cold if isinstance(change, Carried)]

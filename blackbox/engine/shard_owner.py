@@ -17,6 +17,7 @@ from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovered
+from blackbox.engine.linger import Linger
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_session import MarkHandover, ShardSession
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
@@ -29,9 +30,6 @@ logger = logging.getLogger("blackbox.engine.shard_owner")
 SHORT_RUN_S = 5.0
 LONGEST_PAUSE_S = 10.0  # between openings, if a shard must recover again within SHORT_RUN_S
 MOST_DOUBLED = 8  # of 0.05 s: beyond LONGEST_PAUSE_S, and far from a power that no float can hold
-
-# However small, a transaction costs about 3 ms of processor here and 3 ms in the broker.
-GATHER_S = 0.012
 
 
 @dataclass(eq=False, repr=False)
@@ -48,7 +46,7 @@ class ShardOwner:
     opened: Callable[[ShardOwner, int], None]
     closed: Callable[[ShardOwner], None]
     ended: Callable[[ShardOwner], None]
-    gather_s: float = GATHER_S
+    linger: Linger
 
     def __post_init__(self) -> None:
         self._session: ShardSession | None = None
@@ -267,12 +265,12 @@ class ShardOwner:
             )  # fmt: skip
 
     def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:
-        """Wait until the next due time or the next poll, and never less than the gathering time."""
+        """Wait until the next due time or the next poll, and at least for the linger."""
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
         # Not on `_wake`: a wake-up for each message would make a transaction for each.
-        self._stopping.wait(max(0.0, began + self.gather_s - time.monotonic()))
+        self._stopping.wait(max(0.0, began + self.linger.pause_s() - time.monotonic()))
         while not self._wake.is_set():
             wait_s = None
             if self.wake_up and self._next_due_ms is not None:

@@ -20,8 +20,9 @@ from blackbox.core.low_water import LowWater
 from blackbox.core.recovery import Recovery
 from blackbox.core.triage import Triage
 from blackbox.engine.caretaker import Caretaker
+from blackbox.engine.linger import Linger
 from blackbox.engine.metrics import Metrics
-from blackbox.engine.shard_owner import GATHER_S, ShardOwner
+from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.formats import FORMATS
 from blackbox.index.connection import pool
@@ -48,8 +49,7 @@ class ShardPool:
 
     `confirm(shard, position)` raises RecoveryRequired unless this process still owns the shard.
     `opened(shard, position)` and `closed(shard)` report from where on, and until when, its requests
-    are to be read. `gather_s` is the shortest time between two transactions of a shard that were not
-    full, `lasts_s` how long a shard is owned at most.
+    are to be read. `lasts_s`: how long a shard is owned at most.
     """
 
     settings: Settings
@@ -58,7 +58,6 @@ class ShardPool:
     clock: Clock
     _: KW_ONLY
     confirm: Callable[[Shard, int], None]
-    gather_s: float = GATHER_S
     lasts_s: float = math.inf
     opened: Callable[[Shard, int], None] = lambda shard, position: None
     closed: Callable[[Shard], None] = lambda shard: None
@@ -70,6 +69,7 @@ class ShardPool:
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
         self._rates = target_rates(settings)
+        self._linger = Linger(settings.linger_ms / 1000)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
         self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))
@@ -87,7 +87,7 @@ class ShardPool:
             clock=self.clock,
             metrics=self.metrics,
             wake_up=self.settings.wake_up,
-            gather_s=self.gather_s,
+            linger=self._linger,
             # An idle shard ticks only once per poll interval.
             stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,

@@ -34,13 +34,13 @@ def leader_epochs(messages: Sequence[Message]) -> tuple[int, int]:
 
 def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, Invalid]]:
     """The headers of each message; where they cannot be read, they are empty, with the reason by index."""
-    found: list[Headers] = []
+    found: list[Headers | None] = []
     unreadable: dict[int, Invalid] = {}
     # After an error, `waiting` continues with the next message, and `found` has all before it.
     waiting = map(Message.headers, messages)
     while len(found) < len(messages):
         try:
-            found.extend(headers or [] for headers in waiting)  # type: ignore[misc]
+            found.extend(waiting)  # type: ignore[arg-type]
         except (SystemError, UnicodeDecodeError) as error:
             cause = error.__cause__ or error
             if not isinstance(cause, UnicodeDecodeError):
@@ -54,4 +54,4 @@ def read_headers(messages: Sequence[Message]) -> tuple[list[Headers], dict[int, 
             about = "its record batch has too many bytes, or is damaged: "
             detail = f"{about if is_unreadable(refusal) else ''}{refusal.str()}"
             unreadable[place] = Invalid(Reason.UNREADABLE, detail)
-    return found, unreadable
+    return [headers or [] for headers in found], unreadable

@@ -124,7 +124,7 @@ def _encode_unusual(
     return line + (message or b"")
 
 
-_USUAL = {"target", "due_ms", "headers", "caller"}
+_USUAL_FIELDS = 4
 _FIRST_SELDOM = Entry._fields.index("expires_ms")
 _SELDOM = Entry._fields[_FIRST_SELDOM:]
 _ABSENT = tuple(Entry._field_defaults[name] for name in _SELDOM)
@@ -141,7 +141,13 @@ def decode(stored: bytes) -> Entry:
         raise ValueError(f"not an entry: no newline in {stored[:60]!r}")
     try:
         head = orjson.loads(line)
-        if head.keys() == _USUAL and b'"base64"' not in line:
+        # the four fields of the usual request, and no value within them that is an object
+        if (
+            len(head) == _USUAL_FIELDS
+            and "headers" in head
+            and "caller" in head
+            and line.find(b"{", 1) < 0
+        ):
             headers = [(name, value) for name, value in head["headers"]]
             return Entry(head["target"], message, head["due_ms"], None, headers, head["caller"])
         return _entry(head, message)

@@ -60,6 +60,10 @@ class RecordBatches:
         self._count = 0
         self._until_s = time.monotonic() + PARTS_S
 
+    @property
+    def has_limits(self) -> bool:
+        return bool(self._strict)
+
     def place(self, *records: Outgoing) -> Literal["here", "next", "later"]:
         """Whether what one request sends goes with what was sent before, after a flush, or in a later transaction."""
         if not self._strict:

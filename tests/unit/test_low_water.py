@@ -15,6 +15,7 @@ from blackbox.core.plan import Positions, Replacement
 from blackbox.core.recovery import Recovered
 from blackbox.engine import shard_session
 from blackbox.engine.caretaker import WALKED_SHARE, Caretaker
+from blackbox.engine.linger import Linger
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
@@ -180,7 +181,8 @@ def owner(verbs: FakeVerbs) -> Iterator[ShardOwner]:
         every, every, every, every, low_water, ShardClock(Clock()), every, (every,)
     )
     owner = ShardOwner(
-        SHARD, lambda _: session, clock=Clock(), metrics=Metrics(), wake_up=True, stuck_after_s=60,
+        SHARD, lambda _: session, clock=Clock(), metrics=Metrics(), wake_up=True,
+        linger=Linger(0.012), stuck_after_s=60,
         opened=lambda *_: None, closed=lambda _: None, ended=lambda _: None,
     )  # fmt: skip
     owner.start()

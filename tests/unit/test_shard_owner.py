@@ -13,6 +13,7 @@ from blackbox.core.low_water import LowWater
 from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Binding, Positions
 from blackbox.core.recovery import Recovered
+from blackbox.engine.linger import Linger
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
@@ -92,6 +93,7 @@ def owner(verbs: FakeVerbs, calls: list[tuple[str, object]], wake_up: bool) -> I
         clock=Clock(),
         metrics=Metrics(),
         wake_up=wake_up,
+        linger=Linger(0.012),
         stuck_after_s=60,
         opened=lambda o, offset: calls.append(("opened", offset)),
         closed=lambda o: calls.append(("closed", o)),

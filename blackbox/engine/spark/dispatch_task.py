@@ -27,9 +27,6 @@ from blackbox.support import interpreter, logs
 logger = logging.getLogger("blackbox.spark.dispatch")
 
 NOTES_AWAITED_S = 0.1
-# Longer than in the process engine: fewer, larger transactions leave intake more of the processor.
-GATHER_S = 0.03
-
 REPORT_S = 1.0
 # How old the last lease may be for a shard to be opened; the driver repeats it every second.
 LEASE_VALID_S = 3.0
@@ -95,7 +92,6 @@ class _WindowRun:
             self._metrics,
             self._clock,
             confirm=self._confirm,
-            gather_s=GATHER_S,
             # After about half of its time, a successor takes the shards over.
             lasts_s=window.length_s / 2,
         )
