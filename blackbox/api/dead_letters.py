@@ -45,9 +45,9 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     ) -> Letters:
         """List dead letters, the newest first.
 
-        Reads the last 10,000 records of each partition, for letters of the configured request topics: other
-        deployments may share the dead-letter topic. Keys and values only for callers that may make changes,
-        cut to 10,000 bytes each, or less with a high `limit`: a letter holds a whole message.
+        Reads the last 10,000 records of each partition, and returns letters of the configured request topics.
+        Only callers that may make changes get keys and values, cut to 10,000 bytes each, or less with a high
+        `limit`.
         """
         # Half for the key, half for the value of each.
         most_sent_bytes = MOST_ANSWER_BYTES // (2 * limit)
@@ -62,7 +62,7 @@ def routes(admin: Admin, access: Access, turns: Turns) -> APIRouter:
     def replay(asked: NamedLetters) -> PutAwayState:
         """Write the requests of these letters again; each letter once, however often this is called.
 
-        Writes for about 8 s, in transactions of about 16 MiB of keys, values and headers: later letters are left.
+        After about 8 s, the rest of the letters is left: send their places again.
         """
         done = admin.close_letters(asked.places, replay=True)
         return PutAwayState(done=done.done, left=done.left)

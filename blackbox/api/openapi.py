@@ -25,7 +25,10 @@ FAILURES: dict[int | str, dict[str, Any]] = {
     },
 }
 NOT_FOUND: dict[int | str, dict[str, Any]] = {
-    404: {"model": Failure, "description": "no request has this id, and none is pending under it"}
+    404: {
+        "model": Failure,
+        "description": "no request has this id, and none with this caller id is pending",
+    }
 }
 UNDETERMINED: dict[int | str, dict[str, Any]] = {
     504: {

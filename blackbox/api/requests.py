@@ -137,7 +137,7 @@ def _add_reading(router: APIRouter, admin: Admin, turns: Turns) -> None:
         cursor: After = None,
         limit: Limit = 100,
     ) -> Page:
-        """List pending requests, the soonest first."""
+        """List pending requests, the soonest first, without the cold tier."""
         try:
             after = None if cursor is None else Cursor.read(cursor)
         except ValueError as error:

@@ -67,7 +67,7 @@ def routes(health: Health, admin: Admin, turns: Turns, settings: Settings) -> AP
     )
     # A coroutine without a turn: it answers while all threads wait for Kafka or Redis.
     async def liveness() -> dict[str, bool]:
-        """Whether due messages are delivered."""
+        """Report whether due messages are delivered."""
         if health.is_live():
             return {"live": True}
         stuck = ", ".join(map(str, health.stuck()))

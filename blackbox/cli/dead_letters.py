@@ -16,26 +16,25 @@ from blackbox.cli.error_exit import FAILED, BadUsage
 from blackbox.cli.terminal import AsJsonLines, as_json, instant, load_silenced, printable
 from blackbox.journal.dead_letter_topic import DeadLetter
 
-Places = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PLACE", help="Place of a dead letter to change, instead of listing; repeatable."
-    ),
-]
-
 
 def letters(
     reason: Annotated[str | None, typer.Option(help="Only letters with this reason.")] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Also letters that were replayed or discarded.")
     ] = False,
-    replay: Places = None,
-    discard: Places = None,
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PLACE", help="Replay the dead letter at this place; repeatable."),
+    ] = None,
+    discard: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PLACE", help="Discard the dead letter at this place; repeatable."),
+    ] = None,
     json: AsJsonLines = False,
 ) -> None:
     """List open dead letters, newest first; replay some, or discard some.
 
-    Reads the last 10,000 records of each partition, for letters of the configured request topics. Exits with 1 when a named letter was left unchanged.
+    A listing reads the last 10,000 records of each partition, and shows letters of the configured request topics. PLACE is the place that it prints, such as blackbox.dead-letters/0@17. Exits with 1 when a named letter was left unchanged.
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")

@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Start Kafka, Redis and blackbox, send requests, and verify what was delivered.
 
-    Exits with 0 only if every message was delivered exactly once and not early, every broken request
+    Exits with 0 only if every message was delivered exactly once and not early, every invalid request
     became a dead letter, and the audit, if its packages are installed, finds no exceptions.
     """
     if not report.absolute().parent.is_dir():

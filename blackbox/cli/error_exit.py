@@ -22,7 +22,7 @@ FAILED = 1
 BAD_USAGE = 2
 """An argument, an option or a setting is invalid; nothing was done."""
 REFUSED = 3
-"""`run`: the settings of Kafka or Redis are unsafe. `load`: a row is bad. Nothing was started or sent."""
+"""`run`: the settings of Kafka or Redis are unsafe. `load`: a row is invalid. Nothing was started or sent."""
 INTERRUPTED = 130
 """Interrupted by Ctrl-C, or `demo` by SIGTERM; `run` exits with 0 instead."""
 

@@ -78,7 +78,7 @@ def load(
 ) -> None:
     """Send the requests in files, each exactly once; an interrupted load continues where it stopped.
 
-    When a row is bad, nothing is sent, and it exits with 3. docs/load.md has the columns.
+    When a row is invalid, nothing is sent, and it exits with 3. docs/load.md has the columns.
     """
     settings = load_silenced()
     topic = _topic(request_topic, settings)

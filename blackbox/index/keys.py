@@ -50,8 +50,8 @@ class Keys:
     group       -- the consumer group
     rebuild     -- the token of the opening that rebuilds the index; absent when that is done
     known_from  -- the offset at which the index begins: it has no information on earlier requests
-    told        -- an offset: of the conditional records below it, about requests that the index does
-                   not know, those in `ignored` did not count, and the others did
+    told        -- an offset. Below it, conditional records about requests that the index does not know
+                   counted, unless they are in `ignored`
     judged      -- callers' rules were applied to the requests below this offset
     unknown     -- epoch ms: the outcomes of requests that were due before this time may be missing,
                    because receipts were removed
@@ -102,8 +102,8 @@ class Keys:
     read    -- intake, recovery, and dispatch for the low-water mark
     """
     early: bytes
-    """sorted set: member -> its offset: replacements by id, not read yet, that count, as the requests that
-    they replace were removed while Redis was full
+    """sorted set: member -> its offset: replacements by id that intake has not read yet. They count, although
+    the requests that they replace were removed already, while Redis was full
 
     written -- recovery; intake removes them
     read    -- intake, the walk

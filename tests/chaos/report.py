@@ -18,15 +18,15 @@ COLUMNS = (
 
 PAGE = """# Chaos: faults on real servers
 
-`make chaos` injects faults into services, networks, Redis, Kafka and clocks on real servers. A seed decides the schedules.
-Each request that the request topic acknowledged must be delivered exactly once and never early, unless it was cancelled or
-replaced, or became a dead letter. A schedule has 30 to 60 requests that are due within about two seconds, one to three
-shards, and one or more faults. Some of the requests are invalid, cancelled, replaced, large, or in the cold tier.
+This page shows the results of `make chaos`, which injects faults into services, networks, Redis, Kafka and clocks on real
+servers. It plays *schedules*. A schedule has 30 to 60 requests that are due within about two seconds, one to three shards,
+and one or more faults. Some of the requests are invalid, cancelled, replaced, large, or in the cold tier.
 
-In all schedules, owners write low-water marks and trim both journals every second. Half of the schedules have a cold tier,
-whose requests are written again after one or two seconds. The accounting (`tests/chaos/books.py`) uses only the requests as
-Kafka acknowledged them, and the target topics and the dead-letter topic as a read_committed consumer reads them. A schedule
-fails in these cases:
+Each acknowledged request must be delivered exactly once and never early, unless it was cancelled or replaced, or became a
+dead letter. The accounting (`tests/chaos/books.py`) uses only the requests as Kafka acknowledged them, and the target topics
+and the dead-letter topic as a read_committed consumer reads them. In all schedules, owners write low-water marks and trim
+both journals every second. Half of the schedules have a cold tier, whose requests are written again after one or two
+seconds. A schedule fails in these cases:
 
 - A request is lost, or is delivered twice, early, long after its cancel, or to a wrong topic.
 - A request is still pending a minute after the fault was repaired.
@@ -35,9 +35,9 @@ fails in these cases:
 
 Commands:
 
-    make chaos                                               # all of it, and this page
-    python -m tests.chaos --seed {seed} --schedule 17        # one schedule again
-    python -m tests.chaos --fault Redis --share 0.1          # a tenth of some
+    make chaos                                             # all schedules; writes this page
+    python -m tests.chaos --seed {seed} --schedule 17    # one schedule again
+    python -m tests.chaos --fault Redis --share 0.1        # a tenth of the schedules of faults of Redis
 
 The seed decides the requests, the setup and the times. The machine decides the rest: a replay repeats the schedule, but not
 its exact timing. `make test` plays a part of the schedules (`tests/chaos/test_chaos.py`).
@@ -56,9 +56,9 @@ not yet on a broker that had been unavailable.
   shards of a killed service get a new owner after the session timeout, which is 1.5 s here.
 - `failed` lists the numbers of the failed schedules.
 
-{table}
+[How it works](how-it-works.md) explains the steps I1 to R5. A fault of a broker affects up to eight schedules at once.
 
-[How it works](how-it-works.md) explains the steps I1 to R5. A broker fault affects up to eight schedules at once.
+{table}
 """
 
 

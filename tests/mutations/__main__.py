@@ -59,10 +59,11 @@ MOST_SCHEDULES = "0.2"
 
 ABOUT = """# Bugs that the tests find
 
-This page lists bugs that were planted in copies of the product, and the tests that found them: a test that passes with
-its bug is worth nothing. "Found by": the tests that failed, first of those without servers, else of those on real ones.
-"Chaos": of the schedules of a fault that were played against the bug, how many lost a request, delivered one twice, or
-hung ([chaos](chaos.md)). `make mutations` writes this page, and first runs the tests that it names.
+This page lists bugs that `make mutations` planted in copies of blackbox, and shows that the tests find each of them.
+
+- **found by**: the tests that failed with the bug. Tests on real servers run only if no test without servers found it.
+- **chaos**: how many of the [schedules](chaos.md) that were played against the bug lost a request, delivered one twice, or
+  hung.
 
 | bug | what it does | found by | chaos |
 | --- | --- | --- | --- |

@@ -226,15 +226,15 @@ class Soak:
                 for late_s, fault, partition, due_s in self.latest_of_each()
             ),
             rows="\n".join(rows),
-            over="; ".join(self.complaints()) or "nothing",
+            over="; ".join(self.complaints()) or "none",
         )
 
 
 PAGE = """# Half an hour under load, with a fault every minute
 
-This page shows the result of half an hour under load, with a fault every minute: {about}. {cores} cores for Kafka, Redis, two services, the load and its reader together. Requests of 200 bytes with countdowns
-of 2 to 6 s; what the machine can do was measured just before, with requests due at once. Kafka's timeouts are the default
-ones: the group notices a dead service after 6 s.
+This page shows the result of a run of `make soak`: {about}. Kafka, Redis, two services, the load and its reader
+shared {cores} cores. Requests have 200 bytes and countdowns of 2 to 6 s. What the machine can do was measured just before,
+with requests that are due at once. Kafka's timeouts are the defaults: the group notices a dead service after 6 s.
 
 ![lateness, memory and file descriptors over time]({name}.svg)
 
@@ -246,23 +246,24 @@ ones: the group notices a dead service after 6 s.
 
 "In faults" is from {before:.0f} s before a fault until {quiet:.0f} s after it was repaired.
 
-The latest request of each partition after each fault, the ten latest of these:
+The ten latest of the latest requests of each partition after each fault:
 
-| late | last fault before it was delivered | partition | due, after the fault began |
+| lateness | last fault before the delivery | partition | due, from the start of the fault |
 | ---: | --- | ---: | ---: |
 {latest}
 
-What each process needs after a warm-up of {warm_up:.0f} minutes, of those that lived long enough: least, most, and by how much
-the last round of all faults differs from the first, by their medians (memory in MB, proportional set size). Kafka keeps
-records for three minutes here, as its index files are memory, too, and takes its whole heap at its start.
+The least and the most that each process used after a warm-up of {warm_up:.0f} minutes, and the change of the median from the
+first round of all faults to the last. Memory is the proportional set size in MB. Processes that did not live long enough are
+left out. Kafka keeps records for three minutes here, because its index files count as memory, too, and takes its whole heap at
+its start.
 
 | | from | to | change |
 | --- | ---: | ---: | ---: |
 {rows}
 
-Over the limits (p99 outside of faults 500 ms, change 5 %): {over}.
+Limits exceeded (p99 outside of faults 500 ms, change 5 %): {over}.
 
-Measured with `make soak` (`python -m tests.soak{option} --write docs`; figures: [{name}.json]({name}.json)).
+`python -m tests.soak{option} --write docs` repeats the run. Figures: [{name}.json]({name}.json).
 """
 
 MEASURES: dict[str, Callable[[Sample], float]] = {
