@@ -7,19 +7,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from blackbox.admin.letter_record import as_new, why_another
 from blackbox.admin.lookup import StatusLookup
 from blackbox.admin.replay_conflicts import conflicts
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.letter_closer import LetterCloser
 from blackbox.journal.shard_journal import ShardJournal
-from blackbox.records.cancel import REPLACES
-from blackbox.records.carried import HEADER as CARRIED
-from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.outgoing import MESSAGE_ONLY, left_out
-from blackbox.records.recurrence import AGAIN
-from blackbox.records.recurrence import HEADER as FOLLOWS
-from blackbox.records.request import Headers, Reason, Record, Request, Shard, placed
+from blackbox.records.request import Reason, Record, Request, Shard, placed
 
 # Of keys, values and headers: they are in memory, and in one transaction, together.
 MOST_REPLAYED_BYTES = 16 << 20
@@ -206,17 +202,14 @@ class DeadLetters:
         if (letter.key, letter.value, letter.headers, is_shortened) == (None, None, [], False):
             raise ValueError("nothing is left of the request; have its caller send it again")
         if letter.value is not None or not is_shortened:
-            headers = _as_new(letter.headers)
+            headers = as_new(letter.headers)
             return ReplayRecord(shard, offset, letter.key, letter.value, headers)
         record = self._record_at(shard, offset)
         if record is None:
             raise ValueError(f"its value was left out, and {letter.source} is no longer in Kafka")
-        if why := _why_another(letter, record):
-            raise ValueError(
-                f"its value was left out, and {letter.source} is another record now ({why}): discard "
-                "the letter, and have its caller send the request again"
-            )
-        headers = _as_new(record.headers)
+        if why := why_another(letter, record):
+            raise ValueError(f"its value was left out, and {letter.source} {why}")
+        headers = as_new(record.headers)
         return ReplayRecord(shard, offset, record.key, record.value, headers)
 
     def _is_there(self, letter: DeadLetter) -> bool:
@@ -224,7 +217,7 @@ class DeadLetters:
         place = placed(letter.source)
         assert place is not None
         record = self._record_at(*place)
-        return record is not None and _why_another(letter, record) is None
+        return record is not None and why_another(letter, record) is None
 
     def _record_at(self, shard: Shard, offset: int) -> Record | None:
         with closing(ShardJournal(shard, self.lookup.access)) as journal:
@@ -255,34 +248,3 @@ def _replayed_bytes(letter: DeadLetter) -> int:
     """The size of the record that a replay of this letter writes, about."""
     left = left_out(letter.detail)
     return letter.content_bytes + (0 if left is None else left.value_bytes)
-
-
-def _why_another(letter: DeadLetter, record: Record) -> str | None:
-    """What shows that the record at the letter's source is not the one that the letter is about.
-
-    The offsets of a topic that was deleted and created again begin again.
-    """
-    # The letter has the time of blackbox; clocks differ.
-    if record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:
-        return "its timestamp is later than the letter's"
-    left = left_out(letter.detail) if letter.value is None else None
-    if left is None or not left.is_bare:
-        if record.key != letter.key:
-            return "its key is not the letter's"
-        # Of a record that promotion wrote, the letter has only the caller's headers.
-        if _as_new(record.headers) != _as_new(letter.headers):
-            return "its headers are not the letter's"
-    if left is None:
-        return None if record.value == letter.value else "its value is not the letter's"
-    size = len(record.value or b"")
-    return None if size == left.value_bytes else f"its value has {size} bytes"
-
-
-def _as_new(headers: Headers) -> Headers:
-    """The headers as a caller's new record has them."""
-    # With these a replay would count for another record, which has ended: a replacement would be too
-    # late, a carried record would be ignored, and a follow-up would not count against a later one.
-    end = len(headers)
-    while end and headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN):
-        end -= 1
-    return headers[:end]

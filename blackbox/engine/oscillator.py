@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from threading import Event, Thread
 
 from blackbox.config.settings import Settings
 from blackbox.engine.metrics import Metrics
 from blackbox.journal.kafka_access import KafkaAccess
-from blackbox.journal.oscillator_topic import OscillatorTopic
-from blackbox.records.clock import Clock
+from blackbox.journal.oscillator_topic import PARTITION, OscillatorTopic, WrittenSecond
+from blackbox.records.clock import CLOCKS_APART_MS, Clock
 from blackbox.records.errors import RecoveryRequired
 from blackbox.records.request import Shard
 
@@ -23,6 +25,9 @@ BATCH = 10_000
 TURN_CHECKED_EVERY_S = 0.2
 
 RETRIED_AFTER_S = 1.0
+
+# How long after a last second that is ahead of all clocks the topic is read again.
+READ_AGAIN_AFTER_S = 60.0
 
 
 def seconds_to_write(last: int, now_ms: int) -> range:
@@ -98,19 +103,48 @@ class Oscillator:
             # Fences the previous writer, then reads where that one ended. The state is in the topic
             # itself, because a position in Redis could be rolled back.
             last = seconds.open(self.clock.earliest_ms())
-            logger.info("%s: writing seconds; the last is %s", topic, last or "none yet")
-            if last is None:
-                # An empty topic begins with the second of the first attempt.
-                last = self._last or self.clock.earliest_ms() // 1000 - 1
-            self._last = last
+            # An empty topic begins with the second of the first attempt.
+            first = self._last or self.clock.earliest_ms() // 1000 - 1
+            is_ahead = last is not None and self._is_ahead(last.second)
+            # A second that is ahead may be a record of somebody else: the lag shows that nothing is written.
+            self._last = first if last is None or is_ahead else last.second
             self.metrics.oscillator_lag(topic, self._lag_s)
-            while self._is_ours():
-                now_ms = self.clock.earliest_ms()
-                if due := seconds_to_write(self._last, now_ms):
-                    seconds.write(due)
-                    self._last = due[-1]
-                    self.metrics.oscillated(topic, len(due))
-                else:
-                    self._stopping.wait(1 - now_ms % 1000 / 1000)
+            if last is not None and is_ahead:
+                self._wait_for_another(topic, last)
+                return
+            logger.info(
+                "%s: writing seconds; the last is %s", topic, last.second if last else "none yet"
+            )
+            self._write_on(topic, seconds)
         finally:
             seconds.close()
+
+    def _write_on(self, topic: str, seconds: OscillatorTopic) -> None:
+        """Write the seconds behind the last one, while the topic is ours and the last one is not ahead."""
+        assert self._last is not None
+        while self._is_ours() and not self._is_ahead(self._last):
+            now_ms = self.clock.earliest_ms()
+            if due := seconds_to_write(self._last, now_ms):
+                seconds.write(due)
+                self._last = due[-1]
+                self.metrics.oscillated(topic, len(due))
+            else:
+                self._stopping.wait(1 - now_ms % 1000 / 1000)
+
+    def _is_ahead(self, second: int) -> bool:
+        """Whether a second has not begun by any clock, even if clocks are apart."""
+        return second * 1000 > self.clock.latest_ms() + CLOCKS_APART_MS
+
+    def _wait_for_another(self, topic: str, last: WrittenSecond) -> None:
+        """Log that nothing is written behind this second, and wait for a minute: then the topic is read again."""
+        now = self.clock.latest_ms() // 1000
+        logger.error(
+            "%s: no second is written before %s: the record at partition %d, offset %d has the second %d, "
+            "which is %d s ahead. If a clock was ahead, wait. If another program wrote the record, append one "
+            "with the last correct second as its key and the value 1; blackbox continues from there",
+            topic, datetime.fromtimestamp(last.second, UTC).isoformat(), PARTITION, last.offset,
+            last.second, last.second - now,
+        )  # fmt: skip
+        until_s = time.monotonic() + READ_AGAIN_AFTER_S
+        while self._is_ours() and self._is_ahead(last.second) and time.monotonic() < until_s:
+            self._stopping.wait(TURN_CHECKED_EVERY_S)

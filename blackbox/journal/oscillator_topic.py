@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import closing
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException
 
@@ -23,6 +24,11 @@ _SECOND = re.compile(rb"[0-9]{1,12}")
 _AHEAD_S = 30 * 86_400
 
 
+class WrittenSecond(NamedTuple):
+    second: int
+    offset: int
+
+
 class OscillatorTopic:
     """Writes seconds in transactions under its own id; unusable after its first RecoveryRequired.
 
@@ -37,7 +43,7 @@ class OscillatorTopic:
         name = access.transactional_id("oscillator")
         self._transactions = Transactions(access, name, f"{topic}: seconds")
 
-    def open(self, now_ms: int) -> int | None:
+    def open(self, now_ms: int) -> WrittenSecond | None:
         """Fence every earlier writer, then read the last second written until now; None if there is none.
 
         Waits for transactions of others: seconds that an earlier writer committed may be behind them.
@@ -47,8 +53,12 @@ class OscillatorTopic:
         with closing(ShardJournal(self._shard, self._access, prefetched=1)) as journal:
             for stretch in journal.settled_bounds().from_the_end(TAIL):
                 records = (r for batch in journal.requests(*stretch) for r in batch.records)
-                seconds = [second for r in records if (second := _second_of(r)) is not None]
-                if until_now := [one for one in seconds if one <= now_ms // 1000 + _AHEAD_S]:
+                until_now = [
+                    WrittenSecond(second, r.offset)
+                    for r in records
+                    if (second := _second_of(r)) is not None and second <= now_ms // 1000 + _AHEAD_S
+                ]
+                if until_now:
                     return until_now[-1]
             return None
 

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -198,7 +198,7 @@ class Relay:
         self._sockets: list[socket.socket] = [self._server]
         self._silent: set[socket.socket] = set()
         self._is_full = False
-        self.refused = 0
+        self.refused = self.ended = 0
         self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
         Thread(target=self._accept, daemon=True).start()
 
@@ -244,6 +244,8 @@ class Relay:
             while data := source.recv(65_536):
                 if source not in self._silent:
                     target.sendall(data)
+        if source in self._sockets[1::2]:
+            self.ended += 1
 
 
 @pytest.fixture
@@ -345,14 +347,119 @@ def test_a_listener_keeps_its_connection_while_no_other_can_be_made(
         assert listener.next(5) == ("soon", number)
 
 
+class SilentDns:
+    """A name server that does not answer; each question fails after `timeout_s`, or when it is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> None:
+        self.asked = 0
+        self._timeout_s = timeout_s
+        self._closed = Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self._ask)
+
+    def _ask(self, *_: object, **__: object) -> Any:
+        self.asked += 1
+        self._closed.wait(self._timeout_s)
+        raise socket.gaierror("no answer in time")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@pytest.fixture
+def silent_dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], SilentDns]]:
+    opened: list[SilentDns] = []
+
+    def silence(timeout_s: float) -> SilentDns:
+        opened.append(SilentDns(monkeypatch, timeout_s))
+        return opened[-1]
+
+    yield silence
+    for dns in opened:
+        dns.close()
+
+
+def test_a_bus_sends_at_once_while_the_name_server_does_not_answer(
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    silent_dns: Callable[[float], SilentDns],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "RECONNECT_S", 0.2)
+    listener, bus = open_listener("ours", "soon"), open_bus("ours")
+    bus.send("soon", "before")
+    assert listener.next(5) == ("soon", "before")
+
+    dns = silent_dns(10.0)
+    for number in range(10):
+        began = time.monotonic()
+        bus.send("soon", number)
+        assert time.monotonic() - began < 1.0
+        assert listener.next(5) == ("soon", number)
+        time.sleep(0.1)
+    assert dns.asked == 1, "one attempt at a time"
+
+
+def test_a_listener_receives_at_once_while_the_name_server_does_not_answer(
+    open_listener: OpenListener,
+    open_bus: OpenBus,
+    silent_dns: Callable[[float], SilentDns],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.2)
+    listener, bus = open_listener("ours", "soon"), open_bus("ours")
+    bus.send("soon", "before")
+    assert listener.next(5) == ("soon", "before")
+
+    dns = silent_dns(10.0)
+    for number in range(10):
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert listener.next(WAIT_S) is None
+        bus.send("soon", number)
+        assert listener.next(5) == ("soon", number)
+        assert time.monotonic() - began < 1.0
+    assert dns.asked == 1, "one attempt at a time"
+
+
+def test_a_listener_does_not_receive_a_note_again_from_its_new_connection(
+    open_listener: OpenListener, open_bus: OpenBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "SILENCE_S", 0.2)
+    listener, bus = open_listener("ours", "soon"), open_bus("ours")
+    until("it subscribes again", lambda: listener.next(WAIT_S) or listener._attempt)
+    attempt = listener._attempt
+    assert attempt is not None
+    until("the new connection works", lambda: attempt.made)
+
+    bus.send("soon", 1)
+
+    assert received(listener) == [("soon", 1)]
+
+
+def test_a_bus_that_is_closed_while_it_connects_leaves_no_connection(
+    relay: Relay, open_bus: OpenBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "RECONNECT_S", 0.0)
+    bus = open_bus("ours", relay.url)
+    may_connect, connect = Event(), Bus._connect
+    monkeypatch.setattr(
+        Bus, "_connect", lambda self, clients: may_connect.wait(5) and connect(self, clients)
+    )
+    bus.send("soon", 1)
+    attempt = bus._attempt
+    assert attempt is not None
+    bus.close()
+    may_connect.set()
+    until("it has ended", lambda: attempt.has_ended)
+    until("its connection is closed", lambda: relay.ended == relay.connections == 2)
+
+
 def test_new_connections_replace_those_before(
     own_redis: EmbeddedRedis,
     open_listener: OpenListener,
     open_bus: OpenBus,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("RECONNECT_S", "SILENCE_S"):
-        monkeypatch.setattr(bus_module, name, 0.2)
     with redis.Redis.from_url(own_redis.url) as client:
 
         def connected() -> set[str]:
@@ -365,15 +472,29 @@ def test_new_connections_replace_those_before(
         bus.send("soon", 0)
         assert listener.next(5) == ("soon", 0)
         before = connected()
-        until("the listener has another", lambda: listener.next(WAIT_S) or connected() - before)
-        bus.send("soon", 1)
-        assert listener.next(5) == ("soon", 1)
-        assert len(connected()) == 3
-        assert len(connected() & before) == 1, "the client of this test"
+
+        monkeypatch.setattr(bus_module, "SILENCE_S", 0.2)
+        until(
+            "the listener has another",
+            lambda: listener.next(WAIT_S) or len(connected() & before) == 2,
+        )
+        monkeypatch.setattr(bus_module, "SILENCE_S", 60.0)
+        monkeypatch.setattr(bus_module, "RECONNECT_S", 0.2)
+
+        def bus_has_another() -> bool:
+            bus.send("soon", 1)
+            return len(connected() & before) == 1
+
+        until("the bus has another", bus_has_another)
+        monkeypatch.setattr(bus_module, "RECONNECT_S", 60.0)
+        bus.send("soon", 2)
+        until("the last note", lambda: listener.next(WAIT_S) == ("soon", 2))
+        until("no other is left", lambda: listener.next(WAIT_S) or len(connected()) == 3)
 
 
 def test_both_ends_together_find_another_server_before_a_task_ends() -> None:
-    assert bus_module.RECONNECT_S + bus_module.SILENCE_S + REPEATED_S < ABANDONED_S
+    # A note begins a new connection, and the next one is sent on it.
+    assert bus_module.RECONNECT_S + bus_module.SILENCE_S + 2 * REPEATED_S < ABANDONED_S
 
 
 def test_a_full_redis_still_forwards_notes(

@@ -143,5 +143,23 @@ def test_the_last_second_is_found_behind_records_of_others(world: World) -> None
     producer.flush()
     seconds.close()
     again = OscillatorTopic(kafka(world.settings()), topic(world))
-    assert again.open(now() * 1000) == 299
+    last = again.open(now() * 1000)
+    assert last is not None
+    assert last.second == 299
     again.close()
+
+
+def test_a_last_second_that_is_ahead_is_logged_and_counts_as_lag(world: World) -> None:
+    world.create(NewTopic(topic(world), 1))
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    ahead = now() + 3600
+    for second in (now() - 5, ahead):
+        producer.produce(topic(world), b"1", b"%d" % second, partition=0)
+    producer.flush()
+
+    service = start(world)
+
+    until("the lag grows", lambda: service.metric("blackbox_oscillator_lag_seconds") >= 3)
+    log = service.log.read_text()
+    assert f"the record at partition 0, offset 1 has the second {ahead}" in log
+    assert log.count("no second is written before") == 1

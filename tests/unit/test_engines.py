@@ -26,7 +26,7 @@ from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.engine.spark import driver
 from blackbox.engine.spark.driver import SparkEngine, slots_for
-from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed, SparkWatch
+from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 from tests.support.world import until
@@ -75,13 +75,16 @@ class ColdStream(StuckTasks):
     is_warm = False
 
 
+def session_with(conf: dict[str, str]) -> Any:
+    """A session of Spark with this configuration."""
+    context = SimpleNamespace(master="local", getConf=lambda: conf)
+    return SimpleNamespace(version="4", sparkContext=context, stop=lambda: None)
+
+
 @pytest.fixture
 def spark_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkEngine]:
     """The same, with tasks that make no progress."""
-    session = SimpleNamespace(
-        version="4", sparkContext=SimpleNamespace(master="local"), stop=lambda: None
-    )
-    monkeypatch.setattr(driver, "start_session", lambda *_: session)
+    monkeypatch.setattr(driver, "start_session", lambda *_: session_with({}))
     for name in ("DispatchWindows", "IntakeStream"):
         monkeypatch.setattr(driver, name, lambda *_, **__: StuckTasks())
     settings = load(kafka_bootstrap_servers="127.0.0.1:1", redis_url="redis://127.0.0.1:1/0")
@@ -314,14 +317,68 @@ def test_the_slots_are_the_tasks_that_spark_runs_at_once_whatever_its_settings(
     assert slots_for("dispatch", at_once, None) + slots_for("intake", at_once, None) >= 2
 
 
-def test_a_driver_of_intake_may_give_its_idle_executors_back() -> None:
-    watch = SparkWatch("yarn", may_be_idle=True)
-    watch.answered(4)
-    watch.answered(0)
+class IdleStream(StuckTasks):
+    """An intake stream without new requests."""
 
-    for _ in range(NO_SLOTS_S + 1):
-        watch.answered(0)
-        watch.look(())
+    is_in_batch = False
+
+
+@pytest.fixture
+def start_intake(
+    spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[IdleStream, list[Exception]]]:
+    """Start a driver of intake alone, which Spark gives executors as it allocates them; it has them, and fails later."""
+
+    def start(allocates: str) -> tuple[IdleStream, list[Exception]]:
+        stream, failures = IdleStream(), list[Exception]()
+        conf = {"spark.dynamicAllocation.enabled": allocates}
+        monkeypatch.setattr(driver, "start_session", lambda *_: session_with(conf))
+        monkeypatch.setattr(driver, "IntakeStream", lambda *_, **__: stream)
+        monkeypatch.setattr(spark_engine._scheduler, "start", lambda: None)
+        spark_engine.only, spark_engine.failed = "intake", failures.append
+        spark_engine.start()
+        look(spark_engine, 1)
+        monkeypatch.setattr(spark_engine, "_count_slots", lambda: 0)
+        return stream, failures
+
+    return start
+
+
+def look(engine: SparkEngine, seconds: int) -> None:
+    for _ in range(seconds):
+        job(engine, "slots")()
+        job(engine, "renew")()
+
+
+@pytest.mark.parametrize(
+    ("allocates", "is_failure"), [("true", False), (" TRUE", False), ("false", True)]
+)
+def test_a_driver_of_intake_may_give_its_idle_executors_back_if_spark_allocates_them(
+    spark_engine: SparkEngine,
+    start_intake: Callable[[str], tuple[IdleStream, list[Exception]]],
+    allocates: str,
+    is_failure: bool,
+) -> None:
+    _, failures = start_intake(allocates)
+
+    look(spark_engine, NO_SLOTS_S + 1)
+
+    assert bool(failures) is is_failure
+
+
+def test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_a_minute(
+    spark_engine: SparkEngine,
+    start_intake: Callable[[str], tuple[IdleStream, list[Exception]]],
+) -> None:
+    stream, failures = start_intake("true")
+    look(spark_engine, NO_SLOTS_S + 1)
+    stream.is_in_batch = True
+    look(spark_engine, NO_SLOTS_S)
+    assert failures == []
+
+    look(spark_engine, 1)
+
+    assert "no executor for 60 s" in str(failures[0])
 
 
 def test_a_process_that_no_longer_reads_requests_is_not_live(

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox.engine.oscillator import BATCH, seconds_to_write
+from blackbox.config.settings import load
+from blackbox.engine import oscillator as module
+from blackbox.engine.metrics import Metrics
+from blackbox.engine.oscillator import BATCH, Oscillator, seconds_to_write
+from blackbox.journal.oscillator_topic import WrittenSecond
+from blackbox.records.request import Shard
+from tests.support.world import until
 
 seconds = st.integers(0, 1 << 33)
 clocks_ms = st.lists(st.integers(0, 100_000_000), min_size=1, max_size=50)
@@ -34,3 +44,112 @@ def test_seconds_are_written_once_and_in_order_whatever_the_clock_does(clock_ms:
         while due := seconds_to_write(written[-1], now_ms):
             written += due
     assert written == list(range(first, max(clock_ms) // 1000 + 1))
+
+
+NOW = 1_767_225_690
+
+
+class Seconds:
+    """An oscillator topic, by its last second."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.opened = 0
+
+    def open(self, now_ms: int) -> WrittenSecond:
+        self.opened += 1
+        return WrittenSecond(self.last, 7)
+
+    def write(self, seconds: Iterable[int]) -> None:
+        for second in seconds:
+            assert second == self.last + 1
+            self.last = second
+
+    def close(self) -> None: ...
+
+
+class SetClock:
+    now = NOW
+
+    def earliest_ms(self) -> int:
+        return self.now * 1000
+
+    latest_ms = earliest_ms
+
+
+Run = Callable[[Seconds], tuple[Oscillator, SetClock]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    started: list[Oscillator] = []
+
+    def run(topic: Seconds) -> tuple[Oscillator, SetClock]:
+        settings = load(kafka_bootstrap_servers="127.0.0.1:1", oscillator_topic="seconds")
+        monkeypatch.setattr(module, "OscillatorTopic", lambda *_: topic)
+        monkeypatch.setattr(module, "RETRIED_AFTER_S", 0.01)
+        clock = SetClock()
+        access = SimpleNamespace()
+        one = Oscillator(settings, access, Metrics(), clock, shards=lambda: {Shard("TB", 0)})  # type: ignore[arg-type]
+        started.append(one)
+        one.start()
+        return one, clock
+
+    yield run
+    for one in started:
+        one.stop()
+        one.join()
+
+
+def test_a_last_second_that_is_ahead_is_logged_once_a_minute(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = Seconds(NOW + 86_400)
+    one, clock = run(topic)
+    until("it is logged", lambda: caplog.records)
+    clock.now += 20
+
+    assert one._lag_s() == 21
+    assert topic.last == NOW + 86_400
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "seconds: no second is written before 2026-01-02T00:01:30+00:00: the record at partition 0, "
+        "offset 7 has the second 1767312090, which is 86400 s ahead"
+    )
+
+
+def test_seconds_continue_behind_a_correct_record_after_one_that_was_ahead(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AGAIN_AFTER_S", 0.0)
+    topic = Seconds(NOW + 86_400)
+    one, _ = run(topic)
+    until("it is read again", lambda: topic.opened > 1)
+
+    topic.last = NOW - 100
+
+    until("the gap is filled", lambda: topic.last == NOW)
+    until("it is shown", lambda: one._lag_s() == 0)
+
+
+def test_a_clock_that_was_set_back_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    topic = Seconds(NOW)
+    _, clock = run(topic)
+    clock.now += 5
+    until("it writes", lambda: topic.last == NOW + 5)
+
+    clock.now -= 3600
+
+    until("it is logged", lambda: "which is 3600 s ahead" in caplog.text)
+
+
+def test_clocks_that_are_seconds_apart_are_no_error(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = Seconds(NOW + 5)
+    _, clock = run(topic)
+    until("it is open", lambda: topic.opened)
+    clock.now += 6
+
+    until("it writes", lambda: topic.last == NOW + 6)
+    assert caplog.records == []

@@ -135,6 +135,32 @@ def test_a_record_that_took_the_place_of_a_shortened_letters_record_is_not_repla
     }
 
 
+@pytest.mark.parametrize("form", [1, 2])
+def test_a_record_of_a_caller_whose_clock_is_ahead_is_not_called_another_record(
+    monkeypatch: pytest.MonkeyPatch, form: int
+) -> None:
+    letters = Letters(WHOLE, form)
+
+    closed = replay(monkeypatch, letters, LATER._replace(has_broker_time=False))
+
+    assert letters.replayed is None
+    assert closed.left[PLACE].startswith(
+        "its value was left out, and TB/0@7 may be another record now: its timestamp, which its "
+        "producer set, is later than the letter's"
+    )
+    assert "this record may be the only copy of the request" in closed.left[PLACE]
+    assert "have its caller send the request again before you discard" in closed.left[PLACE]
+
+
+def test_a_record_with_another_key_is_another_record_whoever_set_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = LATER._replace(has_broker_time=False, key=b"other")
+    closed = replay(monkeypatch, Letters(WHOLE, 1), there)
+
+    assert "TB/0@7 is another record now (its key is not the letter's)" in closed.left[PLACE]
+
+
 @FORMS
 def test_clocks_that_are_a_second_apart_do_not_prevent_a_replay(
     monkeypatch: pytest.MonkeyPatch, form: int

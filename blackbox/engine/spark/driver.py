@@ -74,7 +74,6 @@ class SparkEngine:
         self._session: SparkSession | None = None
         self._windows: DispatchWindows | None = None
         self._stream: IntakeStream | None = None
-        self._watch = spark_watch(settings, self.only)
         self._slots = 0
         self._is_stopping = False
         self._join_by_s = 0.0
@@ -111,6 +110,7 @@ class SparkEngine:
             "Spark %s on %s after %.1f s",
             self._session.version, self._session.sparkContext.master, time.monotonic() - began,
         )  # fmt: skip
+        self._watch = spark_watch(self._session, settings, self.only)
         self._slots = self._count_slots()
         if not self._slots:
             logger.info("waiting for an executor of Spark; until then, no shard is taken")
@@ -238,7 +238,7 @@ class SparkEngine:
         can_hear = self._windows is not None and self._windows.renew()
         unheard = self._windows.unheard() if self._windows is not None and can_hear else ()
         try:
-            self._watch.look(unheard)
+            self._watch.look(unheard, has_work=self._stream is None or self._stream.is_in_batch)
         except EngineFailed as reason:
             self._fail(reason)
 

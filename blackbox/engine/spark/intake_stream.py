@@ -88,6 +88,11 @@ class IntakeStream:
         """Whether a query has run: the first one takes most of a minute on busy processors."""
         return self._has_run.is_set()
 
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether a batch is running, or waits for an executor."""
+        return self._in_batch.locked()
+
     def assign(self, shards: Iterable[Shard]) -> None:
         """Read these shards from now on, and no others."""
         self._wanted = frozenset(shards)

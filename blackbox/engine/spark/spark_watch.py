@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pyspark.sql import SparkSession
+
 from blackbox.config.settings import Half, Settings
 
 # As long as an executor may take to be replaced.
@@ -16,10 +18,12 @@ class EngineFailed(Exception):
     """Spark ended, or does nothing any more, and this application cannot go on without it."""
 
 
-def spark_watch(settings: Settings, only: Half | None) -> SparkWatch:
+def spark_watch(session: SparkSession, settings: Settings, only: Half | None) -> SparkWatch:
     """The watch of a driver that does all work, or `only` one half."""
+    # As Spark has it: an operator may set it in spark-defaults.conf, and Spark reads it in any case.
+    conf = session.sparkContext.getConf()
+    allocates = str(conf.get("spark.dynamicAllocation.enabled", "false")).strip().lower() == "true"
     # Intake alone runs no task without new requests, so Spark may take all its executors back.
-    allocates = settings.spark_settings().get("spark.dynamicAllocation.enabled") == "true"
     return SparkWatch(settings.spark_master, may_be_idle=allocates and only == "intake")
 
 
@@ -27,7 +31,7 @@ class SparkWatch:
     """Counts for how many seconds Spark has had no slots, answered nothing, or not begun a window.
 
     It counts its own looks instead of comparing times: after a pause of the whole process, nothing
-    could have answered yet. With `may_be_idle`, having no slots is no fault.
+    could have answered yet. With `may_be_idle`, having no slots is no fault while there is no work.
     """
 
     def __init__(self, master: str, *, may_be_idle: bool = False) -> None:
@@ -45,17 +49,19 @@ class SparkWatch:
         self._slots = slots
         self._had_slots |= slots > 0
 
-    def look(self, unheard: Collection[int]) -> None:
+    def look(self, unheard: Collection[int], *, has_work: bool) -> None:
         """Look, once a second. Raises EngineFailed if Spark does nothing any more.
 
         `unheard` are the numbers of the windows that should have begun, and have not been heard of.
+        `has_work`: a batch of intake runs, or waits for an executor.
         """
         self._unanswered += 1
         if self._unanswered > SILENCE_S:
             raise EngineFailed(f"Spark's JVM has not answered for {SILENCE_S} s")
         # A driver that never had an executor waits for one, outside of the group. One that has lost them all
         # may wait in vain: a master that was restarted does not know this application.
-        is_without = self._had_slots and not self._slots and not self._may_be_idle
+        needs_slots = has_work or not self._may_be_idle
+        is_without = self._had_slots and not self._slots and needs_slots
         self._without_slots = self._without_slots + 1 if is_without else 0
         if self._without_slots > NO_SLOTS_S:
             raise EngineFailed(

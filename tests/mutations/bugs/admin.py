@@ -24,7 +24,7 @@ BUGS = (
         (
             Change(
                 "admin/dead_letters.py",
-                "        if why := _why_another(letter, record):\n",
+                "        if why := why_another(letter, record):\n",
                 '        if why := "":\n',
             ),
         ),
@@ -39,8 +39,8 @@ BUGS = (
         "A replay of a shortened dead letter takes a record of the same size that is younger than the letter for its own.",
         (
             Change(
-                "admin/dead_letters.py",
-                "    if record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:\n",
+                "admin/letter_record.py",
+                "    if why is None and record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:\n",
                 "    if False:\n",
             ),
         ),
@@ -48,6 +48,22 @@ BUGS = (
         (
             "tests/unit/test_replayed_records.py"
             "::test_a_record_that_took_the_place_of_a_shortened_letters_record_is_not_replayed",
+        ),
+    ),
+    Bug(
+        "only-copy-is-discarded",
+        "If the clock of a request's caller was ahead, the advice is to discard the dead letter, as if its record were gone.",
+        (
+            Change(
+                "admin/letter_record.py",
+                "        if not record.has_broker_time:",
+                "        if False:",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_replayed_records.py"
+            "::test_a_record_of_a_caller_whose_clock_is_ahead_is_not_called_another_record",
         ),
     ),
     Bug(
@@ -127,7 +143,7 @@ BUGS = (
         "A replay of a dead letter keeps the headers by which blackbox marks its own records.",
         (
             Change(
-                "admin/dead_letters.py",
+                "admin/letter_record.py",
                 "headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN)",
                 "headers[end - 1][0] in (REPLACES,)",
             ),

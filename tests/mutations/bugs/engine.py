@@ -344,4 +344,19 @@ BUGS = (
             "::test_without_transactions_a_report_from_before_a_lease_gives_up_no_shard",
         ),
     ),
+    Bug(
+        "a-second-that-is-ahead-stops-silently",
+        "If the last second in the oscillator topic is ahead of all clocks, nothing is written, logged or shown.",
+        (
+            Change(
+                "engine/oscillator.py",
+                "        return second * 1000 > self.clock.latest_ms() + CLOCKS_APART_MS\n",
+                "        return False\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_oscillator.py::test_a_last_second_that_is_ahead_is_logged_once_a_minute",
+        ),
+    ),
 )

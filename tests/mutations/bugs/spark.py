@@ -38,6 +38,38 @@ BUGS = (
         ),
     ),
     Bug(
+        "lost-executors-count-as-idle",
+        "A driver of intake alone whose batch gets no executor waits for good if Spark allocates executors by itself.",
+        (
+            Change(
+                "engine/spark/spark_watch.py",
+                "        needs_slots = has_work or not self._may_be_idle\n",
+                "        needs_slots = not self._may_be_idle\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_a_minute",
+        ),
+    ),
+    Bug(
+        "idle-executors-count-as-lost",
+        "A driver of intake alone exits when it is idle, unless dynamic allocation is written as `true`.",
+        (
+            Change(
+                "engine/spark/spark_watch.py",
+                '"false")).strip().lower() == "true"',
+                '"false")) == "true"',
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_engines.py"
+            "::test_a_driver_of_intake_may_give_its_idle_executors_back_if_spark_allocates_them",
+        ),
+    ),
+    Bug(
         "takes-shards-without-executors",
         "A driver that has no executor takes shards from drivers that deliver.",
         (
