@@ -249,17 +249,16 @@ def _write_page(folder: Path, figures: list[Figure]) -> None:
 
 PAGE = """# How long the jobs take
 
-This page shows how long `ledger`, `audit` and `load` take, including the start of Spark. Kafka, Redis and
-the job share a machine of {cores} cores; "1 core" is `BLACKBOX_SPARK_MASTER=local[1]` with the job's processes kept
-on one core. Messages of {bytes} bytes; of every 50 requests, 44 are delivered, 5 are pending and 1 is cancelled. The last
-column is for the largest journals.
+This page shows how long [`ledger`](ledger.md), [`audit`](audit.md) and [`load`](load.md) take, including the start of
+Spark. Kafka, Redis and the job share a machine of {cores} cores. With "1 core", the processes of the job are kept on one
+core (`BLACKBOX_SPARK_MASTER=local[1]`). Messages have {bytes} bytes. Of every 50 requests, 44 are delivered, 5 are pending
+and 1 is cancelled. The last column is the rate at the largest number of requests.
 
 ![time of each job by requests, with one core and with more](jobs.svg)
 
 {table}
 
-Measured with `python -m bench.jobs` (figures: [jobs.json](jobs.json)). The commands are
-explained in [ledger](ledger.md), [audit](audit.md) and [load](load.md).
+`python -m bench.jobs`, in a checkout of the repository, measures this ([jobs.json](jobs.json) has the figures).
 """
 
 

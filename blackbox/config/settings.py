@@ -100,9 +100,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
     instance_id: Instance = Field(
         None, pattern=r"^[A-Za-z0-9._-]{0,200}$", examples=["blackbox-0"],
-        description="`group.instance.id`, the name of this process in the group. If it is the same "
-                    "after a restart, the process gets its shards back at once, not after the "
-                    "session timeout of the group (6 s). It must differ between processes: of two "
+        description="the name of this process in the group (`group.instance.id`). A process that is "
+                    "restarted under the same name gets its shards back at once, not after the "
+                    "session timeout of the group (6 s). Each process needs a name of its own: of two "
                     "with the same name, the first continues without it, and logs an error. The "
                     "chart sets the pod's name, `docker-compose.yml` the container's",
     )  # fmt: skip
@@ -113,9 +113,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
     delivery: Delivery = Field(
         "exactly-once",
-        description="with a Kafka transaction for each batch, or without. Without, a crash or a lost "
-                    "connection can deliver a batch twice, and readers need not be "
-                    "`read_committed`. The format `scheduler` needs `exactly-once`",
+        description="`exactly-once`: a Kafka transaction for each batch. `at-least-once`: no "
+                    "transactions; a crash or a lost connection can deliver a batch twice, and readers "
+                    "need not be `read_committed`. The format `scheduler` needs `exactly-once`",
     )  # fmt: skip
     poll_interval_ms: int = Field(
         1000, ge=10, le=60_000, description="the longest time between two checks of the index"
@@ -153,9 +153,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
     retention_s: int = Field(
         604_800, ge=1, le=TEN_YEARS_S,
-        description="how long the journals keep a record, at least, from when it was written, for "
-                    "`show`, the [ledger](ledger.md) and the [audit](audit.md); then, once no pending "
-                    "request needs it, blackbox [removes it from Kafka](recovery.md#trimming)",
+        description="the age up to which the journals keep every record, for `show`, the "
+                    "[ledger](ledger.md) and the [audit](audit.md). Older records are [removed from "
+                    "Kafka](recovery.md#trimming) once no pending request needs them",
     )  # fmt: skip
     trim_interval_s: int = Field(
         900, ge=1, le=86_400,

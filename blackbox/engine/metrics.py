@@ -37,7 +37,7 @@ COUNTERS = {
     ),
     "postponed": (
         "Requests postponed or parked in a batch, for any reason: the target, a broker, a rate limit, a backlog, or dead "
-        "letters that are spread out", "topic",
+        "letters that are written in a later batch", "topic",
     ),
     "recoveries": (
         "How often the shard was opened: at the start, after a takeover, after each error that requires a recovery",
@@ -83,7 +83,7 @@ GAUGES = {
         "Time since the shard's last promotion that succeeded; before that, since the first that was tried", "shard",
     ),
     "rebuild_records": (
-        "Requests that the last rebuild has read (read), and that it has to read in all (total)", "shard", "state",
+        "Requests that the current or last rebuild has read (read), and that it reads in all (total)", "shard", "state",
     ),
     "shard_open": ("1 while the shard is open here, 0 while it is being opened", "shard"),
     "hidden_records": (
