@@ -34,7 +34,9 @@ def letters(
 ) -> None:
     """List open dead letters, newest first; replay some, or discard some.
 
-    A listing reads the last 10,000 records of each partition, and shows letters of the configured request topics. PLACE is the place that it prints, such as blackbox.dead-letters/0@17. Exits with 1 when a named letter was left unchanged.
+    A listing reads the last 10,000 records of each partition, and shows letters of the configured request
+    topics. PLACE is the place that it prints, such as blackbox.dead-letters/0@17. Exits with 1 when a named
+    letter was left unchanged.
     """
     if replay and discard:
         raise BadUsage("both --replay and --discard are given; give one of them")

@@ -21,7 +21,8 @@ from blackbox.records.errors import IndexLost
 CHANNEL = "blackbox:bus:"
 """channel: messages between Spark's driver and its tasks: which shards a task has, its reports, that a
 request is due soon, and that Kafka has removed requests before they were read. The name continues with the
-group and the kind of message. Empty messages of the kind `connected`, to nobody, try a new connection. Nothing is stored.
+group and the kind of message. Empty messages of the kind `connected`, to nobody, try a new connection.
+Nothing is stored.
 
 written -- the driver, dispatch and intake tasks
 read    -- the driver, dispatch tasks
@@ -29,8 +30,9 @@ read    -- the driver, dispatch tasks
 PAUSE_S = 1.0
 # After a failover, the old primary may go on as a replica. It accepts notes and answers a ping, so neither
 # end notices that the name leads to another server now. A task ends after 15 s without a lease: the two
-# together must take less, and a second more, as a sender uses the new connection for its next note. No connection is closed before another works: it may be that none can be made, with
-# all Sentinels down, DNS away, a Redis at `maxclients` or a changed password, while the open ones work.
+# together must take less, with one more second, as a sender uses its new connection for the next note. No
+# connection is closed before another works: it may be that none can be made, with all Sentinels down, DNS
+# away, a Redis at `maxclients` or a changed password, while the open ones work.
 RECONNECT_S = 5.0
 SILENCE_S = 5.0
 
