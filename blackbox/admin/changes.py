@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blackbox.admin.lookup import StatusLookup, wait_until
+from blackbox.admin.pending import is_changeable
 from blackbox.admin.request_topics_writer import WRITE_FORMAT, RequestTopicsWriter
 from blackbox.client.request_value import cancel_value
 from blackbox.client.request_writer import RequestWriter
@@ -92,7 +93,7 @@ class Changes:
         deadline = time.monotonic() + READ_WITHIN_S
         # Promotion may carry the request to another record before the cancel is read. The cancel
         # then names a record that is not pending, and is written again for the new one.
-        while status.state in WAITING and status.reason is None:
+        while is_changeable(status):
             shard, offset = _current_place(place, status)
             # By caller id only if that was asked for: it also ends a later request under the id.
             name = text if text == status.caller_id else None
@@ -167,7 +168,7 @@ class Changes:
     ) -> Rescheduled:
         since, status = self._status_and_positions(place)
         deadline = time.monotonic() + READ_WITHIN_S
-        while status.state in WAITING and status.reason is None:
+        while is_changeable(status):
             shard, offset = _current_place(place, status)
             new = self._write_replacement(shard, offset, countdown_s, at)
             is_read = self._wait_until_read(shard, new, new, deadline)

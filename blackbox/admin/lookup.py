@@ -151,6 +151,8 @@ class StatusLookup:
         if shard.partition >= self._partitions.get(shard.topic, 0):
             return RequestStatus(request_id(shard, offset), shard.source(offset), "unknown")
         limit = limit or ReadLimit()
+        # before the index is asked: what is stored in between has not ended
+        known_to = self.inspector.positions(shard)
         pending = self.inspector.pending_at(shard, offset)  # 1
         # before the positions: if its batch is settled by then, its receipt is below them
         is_in_flight = pending is None and self.inspector.is_in_flight(shard, offset)
@@ -162,7 +164,8 @@ class StatusLookup:
                 return replace(as_pending(own.status, pending), is_cold=False)
             if self.inspector.is_cold(shard, offset):
                 return self._as_cold(shard, own)
-            found = self._status_outside_index(lookup, own, stats, since)
+            is_read = known_to is not None and offset < known_to.requests
+            found = self._status_outside_index(lookup, own, stats, since, is_read=is_read)
         if isinstance(found, RequestStatus):
             return as_in_flight(found) if is_in_flight and found.state == "ended" else found
         return self.status(shard, found, limit=limit).for_request(shard, offset)
@@ -173,7 +176,13 @@ class StatusLookup:
         return replace(own.status, state="ended" if is_ended else "pending", is_cold=True)
 
     def _status_outside_index(
-        self, lookup: JournalLookup, own: OwnRecord, stats: ShardStats, since: Positions | None
+        self,
+        lookup: JournalLookup,
+        own: OwnRecord,
+        stats: ShardStats,
+        since: Positions | None,
+        *,
+        is_read: bool,
     ) -> RequestStatus | int:
         """The status of a request that the index does not have, or the record that carries it."""
         known, bounds = own.status, lookup.journal.request_bounds()
@@ -182,7 +191,6 @@ class StatusLookup:
             return known
         _wait_for(lookup.journal, stats.positions)
         search_from = _search_from(since, stats.positions)
-        is_read = stats.positions is not None and own.offset < stats.positions.requests
         is_gone = known.state == "unknown" and own.offset < bounds.start
         has_cold_tier = stats.has_cold_tier or bool(self._settings.hot_horizon_s)
         may_be_carried = has_cold_tier and (known.state == "unread" or is_gone)

@@ -108,6 +108,14 @@ def as_in_flight(status: RequestStatus) -> RequestStatus:
     return replace(status, state="pending", detail=IN_FLIGHT)
 
 
+def is_changeable(status: RequestStatus) -> bool:
+    """Whether a request that is not known to have ended can be cancelled or replaced."""
+    # One that has left the index during its delivery was cancelled or replaced before. A change that is
+    # written now could be taken for the one that ended it, while its replacement is delivered.
+    waits = status.state in ("pending", "unread") and status.reason is None
+    return waits and status.detail != IN_FLIGHT
+
+
 def _as_refused(status: RequestStatus, cause: str | None) -> RequestStatus:
     """The status of a request without a payload; `cause` is why it was refused, if it was."""
     if cause is None:

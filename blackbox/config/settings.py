@@ -126,10 +126,10 @@ class Settings(BaseSettings):
                     "by up to a poll interval",
     )  # fmt: skip
     linger_ms: int = Field(
-        100, ge=0, le=10_000,
-        description="the longest time for which messages that are due are gathered for the next "
-                    "transaction of their shard. A process that does little waits less: with a "
-                    "hundredth of a core, a sixth of it. [What each value "
+        100, ge=0, le=1_000,
+        description="the longest time, from the start of a transaction, for which a shard gathers due "
+                    "messages for the next one; at most the poll interval, and at least 12 ms. A process that "
+                    "does little waits less: with a hundredth of a core, a sixth of it. [What each value "
                     "costs](performance.md#linger)",
     )  # fmt: skip
     batch_limit: int = Field(

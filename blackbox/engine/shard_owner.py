@@ -17,7 +17,7 @@ from blackbox.core.parsing import Parsed
 from blackbox.core.plan import Batch, Binding, Positions
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovered
-from blackbox.engine.linger import Linger
+from blackbox.engine.linger import Linger, Pace
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.shard_session import MarkHandover, ShardSession
 from blackbox.records.clock import MAX_SKEW_MS, Clock, ShardClock
@@ -57,6 +57,7 @@ class ShardOwner:
         self._lock = Lock()
         self._stopping = Event()
         self._wake = Event()
+        self._pace = Pace(self.linger)
         self._mark_handover = MarkHandover(self.shard, self.poll)
         self._next_due_ms: int | None = None
         self._progress_s = time.monotonic()
@@ -69,6 +70,7 @@ class ShardOwner:
     def stop(self) -> None:
         """Finish the tick in flight, then give the shard up."""
         self._stopping.set()
+        self._pace.hurry()
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -115,6 +117,7 @@ class ShardOwner:
 
     def recover(self, reason: Exception) -> None:
         self._recovery_reason = reason
+        self._pace.hurry()
         self._wake.set()
 
     def take(self, batch: Parsed, while_busy: Callable[[], None] | None = None) -> bool:
@@ -194,6 +197,7 @@ class ShardOwner:
             session.note_recovered(recovered)
             session.journal.close()  # seldom needed from now on; its next use opens it again
             self._recovery_reason = None
+            self._pace.resume()
             # `lose` waits 3 s, a rebuild takes minutes: the shard may have another owner by now.
             if self._stopping.is_set():
                 raise RecoveryRequired(f"{self.shard}: released while it was being opened")
@@ -265,12 +269,11 @@ class ShardOwner:
             )  # fmt: skip
 
     def _wait(self, clock: ShardClock, did: Dispatched, began: float) -> None:
-        """Wait until the next due time or the next poll, and at least for the linger."""
+        """Wait until the next due time or the next poll, and at least as long as the linger demands."""
         with self._lock:
             known_ms = [ms for ms in (self._next_due_ms, did.next_due_ms) if ms is not None]
             self._next_due_ms = min(known_ms, default=None)
-        # Not on `_wake`: a wake-up for each message would make a transaction for each.
-        self._stopping.wait(max(0.0, began + self.linger.pause_s() - time.monotonic()))
+        self._pace.wait(began, has_sent=bool(did.due_ms or did.dead))
         while not self._wake.is_set():
             wait_s = None
             if self.wake_up and self._next_due_ms is not None:

@@ -69,7 +69,8 @@ class ShardPool:
         self._formats = formats(settings)
         self.admission = admission(settings, self.access)
         self._rates = target_rates(settings)
-        self._linger = Linger(settings.linger_ms / 1000)
+        # a poll interval says how long the index is not looked at, at most
+        self._linger = Linger(min(settings.linger_ms, settings.poll_interval_ms) / 1000)
         self._owners: dict[Shard, ShardOwner] = {}
         self._lock = Lock()
         self._has_room = RedisRoom(RedisServers(settings.redis_url.get_secret_value()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,7 +19,7 @@ from blackbox.admin import changes as module
 from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
-from blackbox.admin.pending import as_pending
+from blackbox.admin.pending import IN_FLIGHT, as_pending
 from blackbox.api.app import make_app
 from blackbox.client.request_value import request_value
 from blackbox.config.settings import load
@@ -103,9 +103,11 @@ class FakeLookup:
     places_of: dict[int, int] = field(default_factory=dict)
     in_flight: set[int] = field(default_factory=set)
     is_too_far: bool = False
+    details: dict[int, str] = field(default_factory=dict)
 
     def status(self, shard: Shard, offset: int, since: Positions | None = None) -> RequestStatus:
-        return RequestStatus(request_id(shard, offset), shard.source(offset), self.states[offset])
+        known = RequestStatus(request_id(shard, offset), shard.source(offset), self.states[offset])
+        return replace(known, detail=self.details.get(offset))
 
     def replaced_by(self, shard: Shard, offset: int, since: Positions | None) -> int | None:
         if self.is_too_far:
@@ -189,6 +191,14 @@ def test_a_cancel_remains_open_while_the_replacement_is_in_flight(
     states: dict[int, State] = {ASKED: "ended", REPLACED: "ended"}
     done = cancel(states, places_of={ASKED: REPLACED}, in_flight={REPLACED})
     assert done.outcome == "asked"
+
+
+def test_a_cancel_of_a_request_that_was_replaced_in_flight_is_too_late(
+    cancel: Callable[..., Cancelled],
+) -> None:
+    # written, it would be taken for what ended the request, although its replacement is delivered
+    done = cancel({ASKED: "ended"}, at=REPLACED, details={ASKED: IN_FLIGHT})
+    assert done.outcome == "too-late"
 
 
 def test_a_cancel_does_not_guess_an_outcome_beyond_the_read_limit(

@@ -13,7 +13,7 @@ from blackbox.admin import lookup
 from blackbox.admin.lookup import StatusLookup
 from blackbox.config.settings import load
 from blackbox.core.settlement import Settlement
-from blackbox.index.inspector import Inspector
+from blackbox.index.inspector import Inspector, Pending
 from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.errors import JournalLost, NotAllowed
@@ -140,6 +140,23 @@ def in_one_shard(
 def journal() -> FakeJournal:
     asked = Request("orders", b"hi", NOW_MS, None, [], None, "a", None)
     return ClosableJournal([record(0), record(1)], format=FakeFormat({0: asked, 1: Cancel("a")}))
+
+
+def test_a_request_that_is_stored_during_a_look_up_has_not_ended(
+    in_one_shard: StatusLookup, index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Inspector.pending_at
+
+    def look_and_store(inspector: Inspector, shard: Shard, offset: int) -> Pending | None:
+        found = look(inspector, shard, offset)
+        store(index, 0, 1, {0: entry()})
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Inspector, "pending_at", look_and_store)
+        during = in_one_shard.status(SHARD, 0)
+    assert during.state == "unread"
+    assert in_one_shard.status(SHARD, 0).state == "pending"
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])

@@ -199,4 +199,36 @@ BUGS = (
             "::test_letters_before_a_failed_transaction_are_reported_as_replayed",
         ),
     ),
+    Bug(
+        "cancels-what-was-replaced-in-flight",
+        "A cancel of a request that was replaced during its delivery is written, and reported as in time.",
+        (
+            Change(
+                "admin/pending.py",
+                "    return waits and status.detail != IN_FLIGHT\n",
+                "    return waits\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_changes.py"
+            "::test_a_cancel_of_a_request_that_was_replaced_in_flight_is_too_late",
+        ),
+    ),
+    Bug(
+        "ended-before-it-was-stored",
+        "A look-up says that a request has ended that is stored while it looks.",
+        (
+            Change(
+                "admin/lookup.py",
+                "            is_read = known_to is not None and offset < known_to.requests\n",
+                "            is_read = stats.positions is not None and offset < stats.positions.requests\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_lookup.py"
+            "::test_a_request_that_is_stored_during_a_look_up_has_not_ended",
+        ),
+    ),
 )

@@ -359,4 +359,33 @@ BUGS = (
             "tests/unit/test_oscillator.py::test_a_last_second_that_is_ahead_is_logged_once_a_minute",
         ),
     ),
+    Bug(
+        "a-lone-message-lingers",
+        "After a look that found nothing due, a message waits as after a transaction.",
+        (
+            Change(
+                "engine/linger.py",
+                "        if has_sent:\n",
+                "        if True:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_linger.py"
+            "::test_a_message_that_comes_alone_does_not_wait_for_a_look_that_found_nothing",
+        ),
+    ),
+    Bug(
+        "a-stop-waits-for-the-linger",
+        "A stop or a recovery waits for the pause between two transactions.",
+        (
+            Change(
+                "engine/linger.py",
+                "        self._hurried.set()\n",
+                "        pass\n",
+            ),
+        ),
+        (),
+        ("tests/unit/test_linger.py::test_a_stop_or_a_recovery_ends_the_pause",),
+    ),
 )
