@@ -159,7 +159,7 @@ def test_clocks_that_are_seconds_apart_are_no_error(
 def seconds_of(*records: tuple[int, int]) -> WrittenSecond | None:
     """The last second of records with these seconds and timestamps (in seconds)."""
     keys = [(at, b"%d" % second) for second, at in records]
-    read = [Record(n, 1000 * at, key, b"1", ()) for n, (at, key) in enumerate(keys)]
+    read = [Record(n, 1000 * at, key, b"1", []) for n, (at, key) in enumerate(keys)]
     return last_second(read, 1000 * NOW)
 
 
