@@ -26,7 +26,7 @@ TURN_CHECKED_EVERY_S = 0.2
 
 RETRIED_AFTER_S = 1.0
 
-# How long after a last second that is ahead of all clocks the topic is read again.
+# How long after a last second that is wrong the topic is read again.
 READ_AGAIN_AFTER_S = 60.0
 
 
@@ -105,11 +105,11 @@ class Oscillator:
             last = seconds.open(self.clock.earliest_ms())
             # An empty topic begins with the second of the first attempt.
             first = self._last or self.clock.earliest_ms() // 1000 - 1
-            is_ahead = last is not None and self._is_ahead(last.second)
-            # A second that is ahead may be a record of somebody else: the lag shows that nothing is written.
-            self._last = first if last is None or is_ahead else last.second
+            is_wrong = last is not None and self._is_wrong(last)
+            # A wrong second may be a record of somebody else: the lag shows that nothing is written.
+            self._last = first if last is None or is_wrong else last.second
             self.metrics.oscillator_lag(topic, self._lag_s)
-            if last is not None and is_ahead:
+            if last is not None and is_wrong:
                 self._wait_for_another(topic, last)
                 return
             logger.info(
@@ -135,16 +135,24 @@ class Oscillator:
         """Whether a second has not begun by any clock, even if clocks are apart."""
         return second * 1000 > self.clock.latest_ms() + CLOCKS_APART_MS
 
+    def _is_wrong(self, last: WrittenSecond) -> bool:
+        return last.second < last.lowest or self._is_ahead(last.second)
+
     def _wait_for_another(self, topic: str, last: WrittenSecond) -> None:
         """Log that nothing is written behind this second, and wait for a minute: then the topic is read again."""
-        now = self.clock.latest_ms() // 1000
-        logger.error(
-            "%s: no second is written before %s: the record at partition %d, offset %d has the second %d, "
-            "which is %d s ahead. If a clock was ahead, wait. If another program wrote the record, append one "
-            "with the last correct second as its key and the value 1; blackbox continues from there",
-            topic, datetime.fromtimestamp(last.second, UTC).isoformat(), PARTITION, last.offset,
-            last.second, last.second - now,
-        )  # fmt: skip
+        place = f"the record at partition {PARTITION}, offset {last.offset} has the second {last.second}"
+        remedy = "append one with the last correct second as its key and the value 1; blackbox continues from there"
+        if last.second < last.lowest:
+            logger.error(
+                "%s: no second is written: %s, which is much too low; %s", topic, place, remedy
+            )
+        else:
+            logger.error(
+                "%s: no second is written before %s: %s, which is %d s ahead. If a clock was ahead, wait. "
+                "If another program wrote the record, %s",
+                topic, datetime.fromtimestamp(last.second, UTC).isoformat(), place,
+                last.second - self.clock.latest_ms() // 1000, remedy,
+            )  # fmt: skip
         until_s = time.monotonic() + READ_AGAIN_AFTER_S
-        while self._is_ours() and self._is_ahead(last.second) and time.monotonic() < until_s:
+        while self._is_ours() and self._is_wrong(last) and time.monotonic() < until_s:
             self._stopping.wait(TURN_CHECKED_EVERY_S)

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 from blackbox.journal.kafka_access import KafkaAccess, journal_error
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.journal.transactions import Transactions
+from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.request import Record, Shard
 
 PARTITION = 0
@@ -22,11 +23,18 @@ TAIL = 100
 _SECOND = re.compile(rb"[0-9]{1,12}")
 # Of what has such a key, a second that is weeks ahead is a record of somebody else: no clock was so wrong.
 _AHEAD_S = 30 * 86_400
+# How far the last second may be before its record's timestamp: if brokers set it, by an outage.
+_OLD_S = 30 * 86_400
+# How far the last second may be before the second that was written before it.
+_BACK_S = 86_400
 
 
 class WrittenSecond(NamedTuple):
+    """The last second; if it is lower than `lowest`, its record is wrong."""
+
     second: int
     offset: int
+    lowest: int = 0
 
 
 class OscillatorTopic:
@@ -53,13 +61,8 @@ class OscillatorTopic:
         with closing(ShardJournal(self._shard, self._access, prefetched=1)) as journal:
             for stretch in journal.settled_bounds().from_the_end(TAIL):
                 records = (r for batch in journal.requests(*stretch) for r in batch.records)
-                until_now = [
-                    WrittenSecond(second, r.offset)
-                    for r in records
-                    if (second := _second_of(r)) is not None and second <= now_ms // 1000 + _AHEAD_S
-                ]
-                if until_now:
-                    return until_now[-1]
+                if last := last_second(records, now_ms):
+                    return last
             return None
 
     def write(self, seconds: Iterable[int]) -> None:
@@ -77,6 +80,21 @@ class OscillatorTopic:
     def close(self) -> None:
         """Drop queued records; an open transaction is settled by the next writer."""
         self._transactions.close()
+
+
+def last_second(records: Iterable[Record], now_ms: int) -> WrittenSecond | None:
+    """The last second in these records, which are in the order of the topic; None if there is none."""
+    last, begun = None, 0
+    for record in records:
+        second = _second_of(record)
+        if second is None or second > now_ms // 1000 + _AHEAD_S:
+            continue
+        lowest = max(begun - _BACK_S, record.timestamp_ms // 1000 - _OLD_S, 0)
+        last = WrittenSecond(second, record.offset, lowest)
+        # A correct second may follow one that is ahead.
+        if second * 1000 <= now_ms + CLOCKS_APART_MS:
+            begun = second
+    return last
 
 
 def _second_of(record: Record) -> int | None:

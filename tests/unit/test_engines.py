@@ -26,7 +26,7 @@ from blackbox.engine.shard_owner import ShardOwner
 from blackbox.engine.shard_session import ShardSession
 from blackbox.engine.spark import driver
 from blackbox.engine.spark.driver import SparkEngine, slots_for
-from blackbox.engine.spark.spark_watch import NO_SLOTS_S, SILENCE_S, EngineFailed
+from blackbox.engine.spark.spark_watch import NEW_NODE_S, NO_SLOTS_S, SILENCE_S, EngineFailed
 from blackbox.records.errors import JournalLost
 from blackbox.records.request import Shard
 from tests.support.world import until
@@ -361,24 +361,24 @@ def test_a_driver_of_intake_may_give_its_idle_executors_back_if_spark_allocates_
 ) -> None:
     _, failures = start_intake(allocates)
 
-    look(spark_engine, NO_SLOTS_S + 1)
+    look(spark_engine, NEW_NODE_S + 1)
 
     assert bool(failures) is is_failure
 
 
-def test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_a_minute(
+def test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_five_minutes(
     spark_engine: SparkEngine,
     start_intake: Callable[[str], tuple[IdleStream, list[Exception]]],
 ) -> None:
     stream, failures = start_intake("true")
-    look(spark_engine, NO_SLOTS_S + 1)
+    look(spark_engine, NEW_NODE_S + 1)
     stream.is_in_batch = True
-    look(spark_engine, NO_SLOTS_S)
+    look(spark_engine, NEW_NODE_S)
     assert failures == []
 
     look(spark_engine, 1)
 
-    assert "no executor for 60 s" in str(failures[0])
+    assert "no executor for 300 s" in str(failures[0])
 
 
 def test_a_process_that_no_longer_reads_requests_is_not_live(

@@ -11,8 +11,8 @@ from blackbox.config.settings import load
 from blackbox.engine import oscillator as module
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import BATCH, Oscillator, seconds_to_write
-from blackbox.journal.oscillator_topic import WrittenSecond
-from blackbox.records.request import Shard
+from blackbox.journal.oscillator_topic import WrittenSecond, last_second
+from blackbox.records.request import Record, Shard
 from tests.support.world import until
 
 seconds = st.integers(0, 1 << 33)
@@ -52,13 +52,14 @@ NOW = 1_767_225_690
 class Seconds:
     """An oscillator topic, by its last second."""
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last: int, lowest: int = 0) -> None:
         self.last = last
+        self.lowest = lowest
         self.opened = 0
 
     def open(self, now_ms: int) -> WrittenSecond:
         self.opened += 1
-        return WrittenSecond(self.last, 7)
+        return WrittenSecond(self.last, 7, self.lowest)
 
     def write(self, seconds: Iterable[int]) -> None:
         for second in seconds:
@@ -153,3 +154,67 @@ def test_clocks_that_are_seconds_apart_are_no_error(
 
     until("it writes", lambda: topic.last == NOW + 6)
     assert caplog.records == []
+
+
+def seconds_of(*records: tuple[int, int]) -> WrittenSecond | None:
+    """The last second of records with these seconds and timestamps (in seconds)."""
+    keys = [(at, b"%d" % second) for second, at in records]
+    read = [Record(n, 1000 * at, key, b"1", []) for n, (at, key) in enumerate(keys)]
+    return last_second(read, 1000 * NOW)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(1, NOW)],
+        [(1, NOW), (2, NOW)],
+        [(NOW - 100, NOW - 100), (NOW // 10, NOW)],
+        [(NOW - 100, NOW - 100), (NOW + 86_400, NOW), (NOW - 3 * 86_400, NOW)],
+    ],
+    ids=["weeks-before-its-record", "rising", "a-digit-is-missing", "back-by-three-days"],
+)
+def test_a_last_second_that_is_much_too_low_is_wrong(records: list[tuple[int, int]]) -> None:
+    last = seconds_of(*records)
+
+    assert last is not None
+    assert last.second < last.lowest
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(NOW - 99 * 86_400, NOW - 99 * 86_400)],
+        [(NOW - 20 * 86_400, NOW - 1), (NOW - 20 * 86_400 + 1, NOW - 1)],
+        [(NOW - 5 * 86_400, NOW - 5 * 86_400), (NOW + 86_400, NOW - 9), (NOW - 5 * 86_400, NOW)],
+        [(NOW - 100, NOW - 100), (1, NOW - 50), (NOW - 100, NOW)],
+    ],
+    ids=["long-outage", "filling-a-gap-with-broker-times", "after-one-ahead", "after-one-too-low"],
+)
+def test_a_last_second_that_is_old_is_continued(records: list[tuple[int, int]]) -> None:
+    last = seconds_of(*records)
+
+    assert last is not None
+    assert last == (records[-1][0], len(records) - 1, last.lowest)
+    assert last.second >= last.lowest
+
+
+def test_nothing_is_written_behind_a_last_second_that_is_too_low(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AGAIN_AFTER_S", 0.5)
+    topic = Seconds(NOW // 10, lowest=NOW - 86_400)
+    one, clock = run(topic)
+    until("it is logged", lambda: caplog.records)
+    clock.now += 20
+
+    assert topic.last == NOW // 10
+    assert one._lag_s() == 21
+    line = caplog.records[0].getMessage()
+    assert line.startswith(
+        "seconds: no second is written: the record at partition 0, offset 7 has the second 176722569, "
+        "which is much too low; append one with the last correct second"
+    )
+
+    topic.last = NOW - 100
+
+    until("the gap is filled", lambda: topic.last == NOW + 20)

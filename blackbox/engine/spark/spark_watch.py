@@ -10,6 +10,8 @@ from blackbox.config.settings import Half, Settings
 
 # As long as an executor may take to be replaced.
 NO_SLOTS_S = 60
+# As long as an executor may take that Spark allocates: its pod may wait for a new node.
+NEW_NODE_S = 300
 # As long as a first task may take to load its modules on a busy machine.
 SILENCE_S = 120
 
@@ -63,9 +65,10 @@ class SparkWatch:
         needs_slots = has_work or not self._may_be_idle
         is_without = self._had_slots and not self._slots and needs_slots
         self._without_slots = self._without_slots + 1 if is_without else 0
-        if self._without_slots > NO_SLOTS_S:
+        limit_s = NEW_NODE_S if self._may_be_idle else NO_SLOTS_S
+        if self._without_slots > limit_s:
             raise EngineFailed(
-                f"Spark's master {self._master} has given this application no executor for {NO_SLOTS_S} s"
+                f"Spark's master {self._master} has given this application no executor for {limit_s} s"
             )
         # Without slots, they wait for an executor.
         self._unheard = {n: self._unheard.get(n, 0) + 1 for n in unheard if self._slots}

@@ -50,7 +50,7 @@ BUGS = (
         (),
         (
             "tests/unit/test_engines.py"
-            "::test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_a_minute",
+            "::test_a_driver_of_intake_ends_when_a_batch_gets_no_executor_for_five_minutes",
         ),
     ),
     Bug(
