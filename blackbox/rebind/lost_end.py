@@ -3,7 +3,7 @@
 Both errors are bad, and the search must not choose one of them. A place that is too high is a silent loss:
 records that callers wrote since are taken for those that were read, and are never delivered. A place that
 is too low delivers again what was delivered since; as outcomes from there on are void, this can be the
-whole topic. A single wrong timestamp must therefore not decide.
+whole topic. A single wrong timestamp of a record in the log must therefore not move the place far.
 """
 
 from __future__ import annotations
