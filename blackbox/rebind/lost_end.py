@@ -3,15 +3,12 @@
 Both errors are bad, and the search must not choose one of them. A place that is too high is a silent loss:
 records that callers wrote since are taken for those that were read, and are never delivered. A place that
 is too low delivers again what was delivered since; as outcomes from there on are void, this can be the
-whole topic. A single wrong timestamp must therefore not decide.
+whole topic. A single wrong timestamp of a record in the log must therefore not move the place far.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from blackbox.core.plan import UNKNOWN_EPOCH, Bounds, IndexMetadata, Tail
@@ -21,9 +18,13 @@ from blackbox.journal.timestamp_search import first_within
 from blackbox.records.clock import CLOCKS_APART_MS
 from blackbox.records.request import Record
 
-# How many records are compared at once, and how many offsets are read first to find the last ones: control
-# records and compaction leave gaps.
+# How many offsets are read first to find the last records: control records and compaction leave gaps.
 TAIL = 100
+# How many offsets are read at once at most.
+MOST_AT_ONCE = 100_000
+# By how many more old records than new ones the search by timestamps goes back: shorter runs of slow clocks do
+# not hide the new records before them, and what fast clocks left behind a longer run of old ones moves nothing.
+MOST_OLDER = 1000
 
 
 class _Found(NamedTuple):
@@ -44,8 +45,8 @@ def lost_from(journal: ShardJournal, kept: IndexMetadata, requests: Bounds) -> i
 
 
 def written_since(journal: ShardJournal, requests: Bounds, since_ms: int) -> int:
-    """The offset behind the last request that was written before `since_ms` (epoch ms), by timestamps."""
-    return _search_times(journal, requests, since_ms, requests.end)
+    """The offset from which on most requests were written at `since_ms` (epoch ms) or later, by timestamps."""
+    return _search_times(journal, requests, since_ms)
 
 
 def tail_before(journal: ShardJournal, first: int) -> Tail | None:
@@ -55,7 +56,7 @@ def tail_before(journal: ShardJournal, first: int) -> Tail | None:
 
 
 def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
-    """The offset behind the last record that is not newer than the tail."""
+    """The offset from which on records are newer than the tail, by epochs and by most timestamps."""
     # Also if there is no newer one: a second run, behind whose records there are those that the
     # first one wrote again, must find the same place.
     last = _last(journal, requests)
@@ -80,54 +81,47 @@ def _first_after(journal: ShardJournal, tail: Tail, requests: Bounds) -> int:
     below = _last(journal, before)
     if below is None or not below.record.has_broker_time:
         return place
-    # What epochs show is not moved by clocks that differ as usual, nor by a single record.
+    # What epochs show is not moved by clocks that differ as usual, nor by a single record that an old one
+    # follows. A single one at the end may be the only new one, and to repeat it is better than to lose it.
     since_ms = tail.timestamp_ms + CLOCKS_APART_MS
-    if is_shown and _search_times(journal, before, since_ms, place, least=2) == place:
+    if is_shown and _search_times(journal, before, since_ms, least=1) == place:
         return place
     # Without that margin, or the records of the first minute after the loss would not be read.
-    return _search_times(journal, before, tail.timestamp_ms + 1, place)
+    return _search_times(journal, before, tail.timestamp_ms + 1)
 
 
-def _search_times(
-    journal: ShardJournal, requests: Bounds, since_ms: int, otherwise: int, least: int = 0
-) -> int:
-    """The offset behind the last record from before `since_ms`, by most of the timestamps around it.
+def _search_times(journal: ShardJournal, requests: Bounds, since_ms: int, least: int = 0) -> int:
+    """The offset from which on records from `since_ms` on outnumber older ones by most.
 
-    `otherwise` if later ones do not outnumber earlier ones at the end, at least by `least`.
+    The end, if they nowhere do so at least by `least`. Of two offsets that fit equally the lower one counts: a
+    message that is repeated is better than one that is lost.
     """
-    records = _last_records(journal, requests)
-    first = _first_new(records, since_ms, least)
-    if first == len(records):
-        return otherwise
-    if first > 0:
-        return records[first - 1].offset + 1
-
-    # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have left
-    # anywhere. So most of the next records decide at each place that is tried.
-    def is_new(offset: int) -> bool:
-        there = _records_from(journal, offset, requests.end)
-        return 2 * sum(one.timestamp_ms >= since_ms for one in there) >= len(there)
-
-    earlier = range(requests.start, records[0].offset)
-    start = requests.start + bisect_left(earlier, True, key=is_new)
-    records = _records_from(journal, start, requests.end)
-    first = _first_new(records, since_ms)
-    return records[first - 1].offset + 1 if first > 0 else start
+    # Kafka's own search stops at the first late timestamp, which a clock that was ahead may have left anywhere.
+    # Counted from the end, a few wrong clocks decide nothing, wherever they are. Records that are written
+    # behind the end are newer, add the same to every balance, and so do not move the place.
+    place, balance, best, is_best = requests.end, 0, least, False
+    for offset, timestamp_ms in _backwards(journal, requests):
+        if is_best:
+            # behind this record, also if there is a gap
+            place = offset + 1
+        balance += 1 if timestamp_ms >= since_ms else -1
+        is_best = balance >= best
+        if is_best:
+            best = balance
+        elif balance < best - MOST_OLDER:
+            return place
+    return requests.start if is_best else place
 
 
-def _first_new(records: Sequence[Record], since_ms: int, least: int = 0) -> int:
-    """The index from which on records from `since_ms` on most outnumber older ones, at least by `least`.
-
-    If there is none, the number of records.
-    """
-    # Neither a last record whose clock was slow decides, nor one before whose clock was ahead. Of two places
-    # that fit equally the lower one counts: a message that is repeated is better than one that is lost.
-    first, balance = len(records), 0
-    for index in reversed(range(len(records))):
-        balance += 1 if records[index].timestamp_ms >= since_ms else -1
-        if balance >= least:
-            first, least = index, balance
-    return first
+def _backwards(journal: ShardJournal, requests: Bounds) -> Iterator[tuple[int, int]]:
+    """The offsets and timestamps of the records, the last one first."""
+    end, length = requests.end, TAIL
+    while end > requests.start:
+        start = max(requests.start, end - length)
+        batches = journal.requests(start, end)
+        found = [(one.offset, one.timestamp_ms) for batch in batches for one in batch.records]
+        yield from reversed(found)
+        end, length = start, min(10 * length, MOST_AT_ONCE)
 
 
 def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
@@ -135,24 +129,6 @@ def _first(journal: ShardJournal, start: int, end: int) -> _Found | None:
         if batch.records:
             return _Found(batch.records[0], batch.epochs[0])
     return None
-
-
-def _records_from(journal: ShardJournal, start: int, end: int) -> list[Record]:
-    found = (record for batch in journal.requests(start, end) for record in batch.records)
-    return list(islice(found, TAIL))
-
-
-def _last_records(journal: ShardJournal, requests: Bounds) -> list[Record]:
-    last: list[Record] = []
-    for stretch in requests.from_the_end(TAIL):
-        # of a long stretch between gaps, only the last ones
-        found: deque[Record] = deque(maxlen=TAIL)
-        for batch in journal.requests(*stretch):
-            found.extend(batch.records)
-        last = [*found, *last][-TAIL:]
-        if len(last) == TAIL:
-            break
-    return last
 
 
 def _last(journal: ShardJournal, requests: Bounds) -> _Found | None:

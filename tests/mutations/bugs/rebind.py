@@ -254,8 +254,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "        balance += 1 if records[index].timestamp_ms >= since_ms else -1\n",
-                "        balance += records[index].timestamp_ms >= since_ms\n",
+                "        balance += 1 if timestamp_ms >= since_ms else -1\n",
+                "        balance += timestamp_ms >= since_ms\n",
             ),
         ),
         (),
@@ -284,8 +284,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    records = _last_records(journal, requests)\n",
-                "    records = _last_records(journal, requests)[-1:]\n",
+                "        elif balance < best - MOST_OLDER:\n",
+                "        else:\n",
             ),
         ),
         (),
@@ -314,8 +314,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                ", place, least=2) == place:",
-                ", place) == place:",
+                ", since_ms, least=1) == place:",
+                ", since_ms) == place:",
             ),
         ),
         (),
@@ -324,18 +324,48 @@ BUGS = (
         ),
     ),
     Bug(
-        "one-record-decides-a-search",
-        "A rebind that tries a place of a loss compares one record there, whose clock may have been ahead.",
+        "a-lone-record-decides-nothing",
+        "A rebind skips the only record that restored brokers took under a repeated epoch.",
         (
             Change(
                 "rebind/lost_end.py",
-                "        there = _records_from(journal, offset, requests.end)\n",
-                "        there = _records_from(journal, offset, requests.end)[:1]\n",
+                ", since_ms, least=1) == place:",
+                ", since_ms, least=2) == place:",
             ),
         ),
         (),
         (
-            "tests/unit/test_rebind_lost_end.py::test_without_epochs_a_few_timestamps_of_brokers_that_were_ahead_move_no_loss",
+            "tests/unit/test_rebind_lost_end.py::test_a_lone_new_record_below_the_place_that_epochs_show_is_read",
+        ),
+    ),
+    Bug(
+        "a-hundred-records-decide",
+        "A rebind compares the last hundred records only. If most of them are new, it delivers everything again.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "    while end > requests.start:\n",
+                "    while end > max(requests.start, requests.end - TAIL):\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_no_run_of_slow_clocks_hides_the_new_records_before_it",
+        ),
+    ),
+    Bug(
+        "a-search-without-end",
+        "Records that a fast clock left long before a loss make a rebind deliver everything since then again.",
+        (
+            Change(
+                "rebind/lost_end.py",
+                "        elif balance < best - MOST_OLDER:\n",
+                "        elif balance < -requests.end:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/unit/test_rebind_lost_end.py::test_what_a_fast_clock_left_long_before_does_not_move_the_loss",
         ),
     ),
     Bug(
@@ -344,8 +374,8 @@ BUGS = (
         (
             Change(
                 "rebind/lost_end.py",
-                "    return _search_times(journal, before, tail.timestamp_ms + 1, place)\n",
-                "    return _search_times(journal, before, since_ms, place)\n",
+                "    return _search_times(journal, before, tail.timestamp_ms + 1)\n",
+                "    return _search_times(journal, before, since_ms)\n",
             ),
         ),
         (),
