@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
-from itertools import pairwise
 
 import apscheduler.schedulers.base
 import apscheduler.triggers.interval
@@ -16,6 +15,7 @@ from blackbox.engine.steady_scheduler import SteadyScheduler
 from tests.support.world import until
 
 STEP_S = 60.0
+EVERY_S = 0.05
 
 
 class Wall(datetime):
@@ -43,7 +43,7 @@ def runs(wall: type[Wall]) -> Iterator[list[float]]:
     """When a job ran that is due every 50 ms (monotonic, s)."""
     found: list[float] = []
     scheduler = SteadyScheduler()
-    scheduler.add_job(lambda: found.append(time.monotonic()), "interval", seconds=0.05)
+    scheduler.add_job(lambda: found.append(time.monotonic()), "interval", seconds=EVERY_S)
     scheduler.start()
     yield found
     scheduler.shutdown()
@@ -57,7 +57,8 @@ def test_a_step_of_the_clock_neither_stops_nor_repeats_periodic_work(
     wall.ahead_s = step_s
     before = len(runs)
     until("it goes on", lambda: len(runs) >= before + 5, 10)
-    assert min(later - earlier for earlier, later in pairwise(runs)) > 0.01
+    # one for each interval; a busy machine may delay some, and so bring two together
+    assert len(runs) <= (runs[-1] - runs[0]) / EVERY_S + 2
 
 
 def test_a_job_that_runs_between_the_step_and_the_look_goes_on(
@@ -65,7 +66,7 @@ def test_a_job_that_runs_between_the_step_and_the_look_goes_on(
 ) -> None:
     runs: list[float] = []
     scheduler = SteadyScheduler()
-    scheduler.add_job(lambda: runs.append(time.monotonic()), "interval", seconds=0.05)
+    scheduler.add_job(lambda: runs.append(time.monotonic()), "interval", seconds=EVERY_S)
     # The clock is set after the first look, and seen at the second one.
     looks = iter([0.0])
     follow = SteadyScheduler._follow_the_clock
