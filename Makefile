@@ -60,7 +60,7 @@ mutations: install  ## Bugs put into copies of the product: the tests must find 
 chaos: install  ## 2,070 schedules of faults from one seed, and docs/chaos.md (about an hour)
 	$(BIN)/python -m tests.chaos --write docs/chaos.md
 
-screenshots: install  ## The page with a lively day, into docs/page (two minutes; needs Chromium)
+screenshots: install  ## Pictures of the page under load, into docs/page (two minutes; needs Chromium)
 	$(BIN)/python -m tests.screenshots docs/page
 
 docs: install  ## The generated parts of the reference pages, from the code
@@ -72,11 +72,11 @@ check: .venv/archives  ## The whole gate: format, lint, types, tests
 	$(BIN)/mypy
 	$(TESTS)
 
-format: install  ## Format and mend what can be mended
+format: install  ## Format, and correct what ruff can correct
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install  ## Throughput beside the raw work, the usual loop and other systems, into build/bench (over an hour; ETF1=program)
+bench: install  ## Throughput beside the raw work, a simple loop and other systems, into build/bench (over an hour; ETF1=program)
 	$(BIN)/python -m bench $(if $(ETF1),--etf1 $(ETF1))
 
 engines: install  ## Both engines side by side, as services (about 12 minutes)
@@ -106,7 +106,7 @@ build/tools: Makefile
 	@touch $@
 
 # Not a part of `check`: it needs pypi.org itself, and what is known changes without a commit.
-advisories: build/tools  ## Known vulnerabilities of the pinned dependencies, as pypi.org tells them
+advisories: build/tools  ## Known vulnerabilities of the pinned dependencies, as pypi.org lists them
 	build/tools/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 sbom: install build/tools  ## What is installed, as CycloneDX, in build/sbom.json

@@ -161,7 +161,7 @@ class Dispatch:
     ) -> None:
         # before the transaction begins: reading a long backlog could outlast it
         self.triage.follow_ups.read_backlog(self._known, dict(batch.entries()))
-        # from here on a cancel is too late: its answer, and replacements by id, wait for the batch
+        # D1, second half. From here on a cancel is too late: its answer, and replacements by id, wait for the batch
         if not self._mark_in_flight(batch):
             self._postpone_all(batch.postponed, did, now_ms)
             return

@@ -84,7 +84,7 @@ class Recovery:
         checked = self.journal.receipt_bounds().end
         try:
             # Reads the index again: an earlier owner may have changed it until it was fenced.
-            start = preparation.prepare()  # R2, but for the witness
+            start = preparation.prepare()  # R2, except the check of the last receipt
         except IndexFull as full:
             raise RecoveryRequired(f"{self.shard}: {full}; it opens once Redis has room") from None
         binding = self.journal.binding(self.group)
@@ -92,8 +92,8 @@ class Recovery:
             self.now_ms(), gone=start.gone, read=start.positions.requests, topic_id=binding.topic_id,
             group=self.group, unknown_ms=start.unknown_before_ms or 0,
         )  # fmt: skip
-        # The last receipt is a witness, not a proof: its owner may have died during the commit.
-        position, void = commit_barrier(  # the witness of R2, and R3
+        # The last receipt proves nothing yet: its owner may have died during the commit.
+        position, void = commit_barrier(  # the rest of R2, and R3
             self.shard, self.journal, self.writer, barrier, start.positions.receipts, checked
         )
         outcomes = self._outcomes(start, position)  # R4: read; removed below

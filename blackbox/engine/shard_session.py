@@ -77,7 +77,7 @@ class MarkHandover:
 
         `should_stop` waits for so many seconds. Raises RecoveryRequired when it has to be tried again.
         """
-        # No mark is written while any request is in doubt (docs/how-it-works.md).
+        # No mark is written while any request is in doubt (docs/recovery.md).
         if session.index.doubtful:
             raise RecoveryRequired(
                 f"{self.shard}: cannot read yet whether some requests were delivered"

@@ -63,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if include "blackbox.isKubernetes" . -}}
 {{- $remedy = "or let networkPolicy.enabled be true" -}}
 {{- end -}}
-{{- fail (printf "config.sparkMaster is %s, sparkProperties spark.authenticate is %s and %s, so whoever reaches the driver can have it run code; give spark.authenticate: \"true\" %s" .Values.config.sparkMaster $authenticate $policy $remedy) -}}
+{{- fail (printf "config.sparkMaster is %s, sparkProperties spark.authenticate is %s and %s, so anyone who reaches the driver can make it run code; give spark.authenticate: \"true\" %s" .Values.config.sparkMaster $authenticate $policy $remedy) -}}
 {{- end -}}
 {{- if and (include "blackbox.isKubernetes" .) (eq (include "blackbox.serviceAccountName" .) "default") -}}
 {{- fail "config.sparkMaster is k8s://…, so the pod may create pods, which the service account \"default\" should not; let serviceAccount.create be true, or give serviceAccount.name" -}}
