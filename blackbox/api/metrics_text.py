@@ -47,7 +47,7 @@ def _content_type(accept: str) -> str:
     """One of two, whatever version or escaping the client names: each has a text that is kept."""
     try:
         _, content_type = choose_encoder(accept)
-    except TypeError:  # a version in this header that is no number
+    except TypeError:  # a version in this header that is not a number
         return CONTENT_TYPE_PLAIN_0_0_4
     is_open = content_type.startswith("application/openmetrics-text")
     return openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_PLAIN_0_0_4

@@ -99,7 +99,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _launch(self, port: int, lock: int) -> tuple[GuardedProcess, Callable[[], bool]]:
-        """Start the process on this port; also returns a function that tells whether it answers."""
+        """Start the process on this port; also returns a function that says whether it answers."""
 
     def _start_on_a_free_port(self, lock: int) -> None:
         self.progress(f"starting {self.NAME} in {self.folder}")

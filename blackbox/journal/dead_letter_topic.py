@@ -34,7 +34,7 @@ READ_AT_ONCE = 50
 
 MOST_SHOWN_BYTES = 10_000  # of a key, and of a value
 
-# Whoever may write to the topic can forge longer ones, and thousands are in memory at once. A detail
+# A program that may write to the topic can forge longer ones, and thousands are in memory at once. A detail
 # of blackbox has 500 characters, and at most 620 that say what was left out, with the names of two
 # topics: without their end, the letter would pass for that of a tombstone. A source has 278.
 MOST_CHARS = dict(zip(LETTER_HEADERS, (50, 1200, 300), strict=True))

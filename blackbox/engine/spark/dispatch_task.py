@@ -160,7 +160,7 @@ class _WindowRun:
     def _recover_from_removal(self, shard: Shard, removed: RecordsRemoved) -> None:
         owner = self._pool.get(shard)
         positions = owner.positions if owner is not None else None
-        # Intake repeats its note every second; meanwhile the shard may have been opened past the gap.
+        # Intake repeats its note every second; the shard may have been opened past the gap by then.
         if positions is not None and positions.requests < removed.first:
             self._pool.recover(shard, removed)
 

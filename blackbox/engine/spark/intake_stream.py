@@ -230,7 +230,7 @@ class IntakeStream:
                 if self._is_over():
                     return
             if not read_plan.shards() and (attempt > 0 or self.is_warm):
-                return  # all were lost meanwhile; those that come back begin at their positions
+                return  # all were lost by now; those that come back begin at their positions
             with self._in_batch:
                 if self._is_over():
                     return

@@ -176,7 +176,7 @@ class _Intakes:
 
     def _stopped(self, so_far: ShardResult, reason: RecoveryRequired | IndexFull) -> ShardResult:
         if isinstance(reason, RecordsRemoved):
-            # Only an opening moves the position past them. The owner does not read the topic, so it has to be told.
+            # Only an opening moves the position past them. The owner does not read the topic, so it needs a note.
             with suppress(IndexLost):
                 self._bus.send("removed", (*so_far.shard, reason.first, str(reason)))
         return so_far.stopped_by(reason)

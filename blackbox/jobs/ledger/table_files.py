@@ -30,7 +30,7 @@ SCHEMAS = {"requests": RECORDS, "outcomes": OUTCOMES}
 POSITION = {"requests": ("offset", "timestamp_ms"), "outcomes": ("receipt", "at_ms")}
 """The columns with a row's offset in its journal, and with the time it was written."""
 
-# Brackets in a path are no pattern. The first option alone would read some files several times.
+# Brackets in a path are not a pattern. The first option alone would read some files several times.
 LITERAL_PATHS = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 
 DAY_MS = 86_400_000

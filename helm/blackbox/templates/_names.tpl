@@ -27,7 +27,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The Secret with the token of those who may change things over HTTP: the operator's, or the chart's own. */}}
+{{/* The Secret with the token for changes over HTTP: the operator's, or the chart's own. */}}
 {{- define "blackbox.apiTokenName" -}}
 {{- .Values.apiTokenSecret.name | default (printf "%s-api" (include "blackbox.fullname" . | trunc 59 | trimSuffix "-")) -}}
 {{- end -}}

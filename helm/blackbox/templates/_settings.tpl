@@ -1,7 +1,7 @@
 {{- define "blackbox.kafkaFolder" -}}/etc/blackbox/kafka{{- end -}}
 {{- define "blackbox.callersFolder" -}}/etc/blackbox/callers{{- end -}}
 
-{{/* One line per BLACKBOX_* variable that is set and is no secret; fails when one is missing or doubled. */}}
+{{/* One line per BLACKBOX_* variable that is set and is not a secret; fails when one is missing or doubled. */}}
 {{- define "blackbox.settings" -}}
 {{- $config := .Values.config -}}
 {{- $_ := required "config.kafkaBootstrapServers is empty; give the brokers, host:port,…" $config.kafkaBootstrapServers -}}

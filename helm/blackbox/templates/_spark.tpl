@@ -59,7 +59,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and (include "blackbox.hasSparkFile" .) (include "blackbox.isCluster" .) (not (include "blackbox.isAuthenticated" .)) (not $isGuarded) -}}
 {{- $authenticate := hasKey .Values.sparkProperties "spark.authenticate" | ternary (get .Values.sparkProperties "spark.authenticate" | toString | quote) "not set" -}}
 {{- $policy := .Values.networkPolicy.enabled | ternary "networkPolicy.executors is empty" "networkPolicy.enabled is false" -}}
-{{- $remedy := "where the cluster has a secret, or let networkPolicy.enabled be true and tell in networkPolicy.executors where its executors are" -}}
+{{- $remedy := "where the cluster has a secret, or let networkPolicy.enabled be true and give in networkPolicy.executors where its executors are" -}}
 {{- if include "blackbox.isKubernetes" . -}}
 {{- $remedy = "or let networkPolicy.enabled be true" -}}
 {{- end -}}
