@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blackbox.admin.lookup import StatusLookup, wait_until
-from blackbox.admin.pending import is_changeable
+from blackbox.admin.pending import WAITING, is_changeable
 from blackbox.admin.request_topics_writer import WRITE_FORMAT, RequestTopicsWriter
 from blackbox.client.request_value import cancel_value
 from blackbox.client.request_writer import RequestWriter
@@ -26,7 +26,6 @@ READ_WITHIN_S = 5.0
 OUTCOME_ORDER = ("undetermined", "asked", "too-late", "cancelled", "unknown")
 """By importance: a cancel of several requests reports the first of these outcomes that occurred."""
 
-WAITING = ("pending", "unread")
 _NOT_FOUND: dict[str, Literal["unknown", "undetermined"]] = {
     "unknown": "unknown",
     "undetermined": "undetermined",

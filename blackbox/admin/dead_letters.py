@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from blackbox.admin.letter_record import as_new, why_another
 from blackbox.admin.lookup import StatusLookup
 from blackbox.admin.replay_conflicts import conflicts
+from blackbox.admin.replayed_record import as_new, why_another
 from blackbox.journal.dead_letter_topic import DeadLetter, DeadLetterTopic, ReplayRecord
 from blackbox.journal.letter_closer import LetterCloser
 from blackbox.journal.shard_journal import ShardJournal

@@ -22,6 +22,8 @@ IN_FLIGHT = (
     "that was too late"
 )
 
+WAITING = ("pending", "unread")
+
 AT_ONCE = 100
 MOST_LOOKED_AT = 5_000
 """How many entries one page may read, including those that the filter skips."""
@@ -112,7 +114,7 @@ def is_changeable(status: RequestStatus) -> bool:
     """Whether a request that is not known to have ended can be cancelled or replaced."""
     # One that has left the index during its delivery was cancelled or replaced before. A change that is
     # written now could be taken for the one that ended it, while its replacement is delivered.
-    waits = status.state in ("pending", "unread") and status.reason is None
+    waits = status.state in WAITING and status.reason is None
     return waits and status.detail != IN_FLIGHT
 
 

@@ -185,7 +185,7 @@ class DeliveryTransaction:
     def _send_messages(self) -> dict[int, Postponed]:
         """Send the messages; return those for a later transaction, each with its delay in ms."""
         later: dict[int, Postponed] = {}
-        asks = bool(self._beside) or self._parts.has_limits or not self._fit_receipt()
+        asks = bool(self._beside) or self._parts.has_limits or not self._all_fit_receipt()
         for message in deliveries(self._triage.shard, self.ready):
             if not asks or self._has_place(message, later):
                 refusal = self._writer.send(message, self._places)
@@ -248,9 +248,9 @@ class DeliveryTransaction:
             self.flush()
         return place != "later"
 
-    def _fit_receipt(self) -> bool:
+    def _all_fit_receipt(self) -> bool:
         """Whether the receipt has room for all messages together; if so, they are counted."""
-        # usually: then nothing is asked about each message, which takes a tenth of the time of a drain
+        # usually: then nothing is asked about each message, which took 7 % of the processor time of a drain
         counts = Counter([entry.target for entry in self.ready.values()])
         total = sum(topic_bytes(to) + count * outcome_bytes(to) for to, count in counts.items())
         if total > MOST_RECEIPT_BYTES:

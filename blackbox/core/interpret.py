@@ -38,7 +38,7 @@ def interpret_record(
     format: Format, record: Record, latest_ms: int, horizon_ms: int | None
 ) -> tuple[Change | None, Request | None]:
     """The change that a record makes, or None; and its request, if callers' rules apply to it."""
-    # no calls: this runs for each record, and saves a fiftieth of intake
+    # read once, without a call for each kind: this runs for each record
     last = record.headers[-1][0] if record.headers else None
     if last == CARRIED:
         # no request for the rules: they judged it when its own record was read

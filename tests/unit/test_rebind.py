@@ -872,17 +872,23 @@ def test_an_interrupted_rebind_continues_with_former_partitions(
     assert client.keys("*:state") == []
 
 
+def one_caller_id_in_two_partitions(connections: Any) -> list[ShardIndex]:
+    """The indexes of two partitions, each with a request under the same id."""
+    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
+    for index in indexes:
+        index.load()
+        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+        store(index, 0, 1, {0: entry(caller_id="a")})
+    return indexes
+
+
 @pytest.mark.parametrize("is_fenced", [False, True], ids=["at-once", "fenced"])
 @pytest.mark.parametrize("keeps", [False, True], ids=["other-number", "same-number"])
 def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
     journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch,
     keeps: bool, is_fenced: bool,
 ) -> None:  # fmt: skip
-    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
-    for index in indexes:
-        index.load()
-        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
-        store(index, 0, 1, {0: entry(caller_id="a")})
+    indexes = one_caller_id_in_two_partitions(connections)
     run = Run(journal, "deliver")
     run._keeps_partitions = keeps
     run._since.before = {n: Bounds(0, 0) for n in range(SHARD.partition + 1)}
@@ -913,11 +919,7 @@ def test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other(
 def test_an_interrupted_rebind_remembers_which_partitions_request_has_a_caller_id(
     journal: FakeJournal, connections: Any, client: Any, monkeypatch: pytest.MonkeyPatch, caller_wrote: bool
 ) -> None:  # fmt: skip
-    indexes = [ShardIndex(Shard(SHARD.topic, n), connections, grace_s=600) for n in (0, 1)]
-    for index in indexes:
-        index.load()
-        index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
-        store(index, 0, 1, {0: entry(caller_id="a")})
+    indexes = one_caller_id_in_two_partitions(connections)
     then = keep(client)
 
     def run(index: ShardIndex) -> Rebound:

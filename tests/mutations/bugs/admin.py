@@ -39,7 +39,7 @@ BUGS = (
         "A replay of a shortened dead letter takes a record of the same size that is younger than the letter for its own.",
         (
             Change(
-                "admin/letter_record.py",
+                "admin/replayed_record.py",
                 "    if why is None and record.timestamp_ms > letter.at_ms + CLOCKS_APART_MS:\n",
                 "    if False:\n",
             ),
@@ -55,7 +55,7 @@ BUGS = (
         "If the clock of a request's caller was ahead, the advice is to discard the dead letter, as if its record were gone.",
         (
             Change(
-                "admin/letter_record.py",
+                "admin/replayed_record.py",
                 "        if not record.has_broker_time:",
                 "        if False:",
             ),
@@ -143,7 +143,7 @@ BUGS = (
         "A replay of a dead letter keeps the headers by which blackbox marks its own records.",
         (
             Change(
-                "admin/letter_record.py",
+                "admin/replayed_record.py",
                 "headers[end - 1][0] in (REPLACES, CARRIED, FOLLOWS, AGAIN)",
                 "headers[end - 1][0] in (REPLACES,)",
             ),
