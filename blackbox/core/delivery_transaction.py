@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
@@ -11,18 +10,12 @@ from blackbox.core.due_batch import DueBatch, as_dead, is_in_kafka
 from blackbox.core.letter_record import stand_in
 from blackbox.core.plan import Postponed
 from blackbox.core.ports import Writer
+from blackbox.core.receipt_room import ReceiptRoom
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
 from blackbox.records.errors import RecoveryRequired, Refused
 from blackbox.records.outgoing import FORMS, Outgoing, Refusal, dead_letters, deliveries
-from blackbox.records.receipt import (
-    MOST_RECEIPT_BYTES,
-    Places,
-    Receipt,
-    outcome_bytes,
-    topic_bytes,
-    topic_of,
-)
+from blackbox.records.receipt import Places, Receipt, topic_of
 from blackbox.records.request import MAY_COME_BACK, UNDELIVERABLE, Reason, Record
 from blackbox.records.topic_limits import NO_LIMITS, RecordBatches
 
@@ -60,8 +53,7 @@ class DeliveryTransaction:
         self._limits = triage.targets.limits(topics)
         self._parts = RecordBatches(self._limits)
         self.left_out: set[int] = set()
-        self._receipt_bytes = 0
-        self._named: set[str] = set()
+        self._room = ReceiptRoom()
         self._suspects: dict[int, Refusal] = {}
 
     @property
@@ -185,7 +177,8 @@ class DeliveryTransaction:
     def _send_messages(self) -> dict[int, Postponed]:
         """Send the messages; return those for a later transaction, each with its delay in ms."""
         later: dict[int, Postponed] = {}
-        asks = bool(self._beside) or self._parts.has_limits or not self._all_fit_receipt()
+        targets = [entry.target for entry in self.ready.values()]
+        asks = bool(self._beside) or self._parts.has_limits or not self._room.take_all(targets)
         for message in deliveries(self._triage.shard, self.ready):
             if not asks or self._has_place(message, later):
                 refusal = self._writer.send(message, self._places)
@@ -237,7 +230,7 @@ class DeliveryTransaction:
 
         If not, add it to `later`, or to `left_out`.
         """
-        if not self._fits_receipt(message.topic):
+        if not self._room.take(message.topic):
             self.left_out.add(message.offset)
             return False
         follow_ups = self._follow_ups_of(message.offset) if self._beside else ()
@@ -247,24 +240,6 @@ class DeliveryTransaction:
         elif place == "next":
             self.flush()
         return place != "later"
-
-    def _all_fit_receipt(self) -> bool:
-        """Whether the receipt has room for all messages together; if so, they are counted."""
-        # usually: then nothing is asked about each message, which took 7 % of the processor time of a drain
-        counts = Counter([entry.target for entry in self.ready.values()])
-        total = sum(topic_bytes(to) + count * outcome_bytes(to) for to, count in counts.items())
-        if total > MOST_RECEIPT_BYTES:
-            return False
-        self._receipt_bytes = total
-        self._named.update(counts)
-        return True
-
-    def _fits_receipt(self, topic: str) -> bool:
-        # Once one is left out, all that follow are: they would overtake it.
-        is_new = topic not in self._named
-        self._receipt_bytes += outcome_bytes(topic) + (topic_bytes(topic) if is_new else 0)
-        self._named.add(topic)
-        return self._receipt_bytes <= MOST_RECEIPT_BYTES
 
     def _hopeless(self) -> dict[int, Refusal]:
         """The messages that no broker has yet because their target cannot take anything any more."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from blackbox.core.ports import Journal, SettlingIndex, Writer
 from blackbox.core.settling import apply_outcomes
-from blackbox.records.receipt import Claim, confirmation, one_incarnation
+from blackbox.records.receipt import confirmation, one_incarnation
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -18,12 +17,11 @@ FIRST_PAUSE_MS, MOST_PAUSE_MS = 500, 10_000
 
 @dataclass(slots=True)
 class Doubtful:
-    """The claims in doubt, which are checked again from `check_at_ms` on."""
+    """The check of the claims in doubt, which is due again from `check_at_ms` on."""
 
     index: SettlingIndex
     writer: Writer
     journal: Journal
-    claims: Mapping[int, Claim] = field(default_factory=dict)
     check_at_ms: int = 0
     _checks: int = 0
 
@@ -32,7 +30,7 @@ class Doubtful:
 
         `known` is the position `requests` of the index. Raises RecoveryRequired.
         """
-        claims = list(self.claims.values())
+        claims = list(self.index.doubtful.values())
         # without patience: the due messages of the shard wait for this check
         missing, unread = self.journal.check(claims, 0)
         absent = set(missing)
@@ -53,7 +51,6 @@ class Doubtful:
             apply_outcomes(
                 self.index, [*(claim.offset for claim in found), *ended_in_doubt], position
             )
-        self.claims = self.index.doubtful
         # soon again after a success: one receipt may not have had room for all that was found
         checks = self._checks = 0 if found or missing else self._checks + 1
         self.check_at_ms = now_ms + min(FIRST_PAUSE_MS << min(checks, 5), MOST_PAUSE_MS)

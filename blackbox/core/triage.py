@@ -7,10 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blackbox.core.due_batch import (
-    ALONE_SPREAD_MS,
-    LONGEST_RETRY_MS,
     MOST_LETTER_BYTES,
-    TOPIC_WIDE_REASONS,
     DueBatch,
     as_dead,
     may_park,
@@ -18,14 +15,14 @@ from blackbox.core.due_batch import (
 )  # fmt: skip
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.lost_payload import payload_lost
-from blackbox.core.plan import DueEntries, Postponed
+from blackbox.core.plan import DueEntries
 from blackbox.core.ports import Journal, Rates, Targets
 from blackbox.records import entry as entries
 from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.errors import JournalLost
-from blackbox.records.outgoing import FORMS, Refusal, deliveries
-from blackbox.records.request import MAY_COME_BACK, Reason, Record, Shard
+from blackbox.records.outgoing import Refusal, deliveries
+from blackbox.records.request import Reason, Record, Shard
 
 logger = logging.getLogger("blackbox.core.dispatch")
 
@@ -136,7 +133,7 @@ class Triage:
     def _set_unavailable_aside(self, batch: DueBatch, now_ms: int, due: DueEntries) -> None:
         paused = due.paused
         destinations = {entry.target for entry in batch.ready.values()}
-        destinations |= {self._destination(entry) for entry in batch.alone.values()}
+        destinations |= {self.destination(entry) for entry in batch.alone.values()}
         follow_up_topics = self._follow_up_topics(batch)
         others = {topic for topics in follow_up_topics.values() for topic in topics}
         asked_for = {*destinations, *others, self.dead_letter_topic}
@@ -150,7 +147,7 @@ class Triage:
             )
         for part in (batch.ready, batch.alone, batch.dead) if unavailable else ():
             for offset, entry in list(part.items()):
-                refusal = unavailable.get(self._destination(entry))
+                refusal = unavailable.get(self.destination(entry))
                 if refusal is not None and batch.park_if_possible(
                     offset, entry, refusal, due.parked
                 ):
@@ -195,59 +192,9 @@ class Triage:
         else:
             batch.postponed |= {offset: (now_ms, entry) for offset, entry in refused.items()}
 
-    def _destination(self, entry: Entry) -> str:
+    def destination(self, entry: Entry) -> str:
+        """The topic that an entry is sent to."""
         return entry.target if entry.reason is None else self.dead_letter_topic
-
-    def postpone(
-        self,
-        batch: Mapping[int, Entry],
-        suspects: Mapping[int, Refusal],
-        parked: Mapping[int, str],
-        now_ms: int,
-        apart: Collection[int] = (),
-        crowded: Collection[str] = (),
-    ) -> dict[int, Postponed]:
-        """Postpone what the broker refused: parked, later, alone, or as a dead letter.
-
-        The requests `apart` were sent in record batches of their own. In the topics `crowded`, a record
-        batch of several records was too large.
-        """
-        aside, one_by_one = DueBatch(), set[str]()
-        unreachable = (o for o, why in suspects.items() if why[0] == Reason.UNREACHABLE)
-        unavailable = self.reported_unavailable({self._destination(batch[o]) for o in unreachable})
-        for count, (offset, refusal) in enumerate(suspects.items(), 1):
-            entry = batch[offset]
-            # then the refusal is its own fault
-            is_alone = entry.alone or len(suspects) == 1 or offset in apart
-            unavailable_now = unavailable.get(self._destination(entry))
-            if unavailable_now is not None and aside.park_if_possible(
-                offset, entry, unavailable_now, parked
-            ):
-                continue
-            # a dead letter, refused often enough for a reason that may be in its content
-            has_tried = entry.reason is not None and entry.attempts >= self.retries
-            is_given_up = has_tried and refusal[0] not in TOPIC_WIDE_REASONS
-            topics = {self._destination(entry), *self.follow_ups.topics(entry)}
-            at_fault = topics.intersection(crowded)
-            if refusal[0] == Reason.TOO_LARGE and at_fault and not is_alone:
-                # all of them together may be too large, or all of their follow-ups
-                one_by_one |= at_fault
-                aside.postponed[offset] = now_ms + ALONE_SPREAD_MS, entry
-            elif not is_alone and refusal[0] not in TOPIC_WIDE_REASONS:
-                # one of them may be at fault: a transaction for each shows which
-                later_ms = now_ms + ALONE_SPREAD_MS * count
-                aside.postponed[offset] = later_ms, entry._replace(alone=True)
-            elif refusal[0] in MAY_COME_BACK and not is_given_up:
-                aside.retry_or_end(offset, entry, refusal, self.retries, now_ms)
-            else:
-                aside.postponed[offset] = self._as_letter(offset, entry, refusal, now_ms)
-        self.targets.send_one_by_one(one_by_one)
-        letters = [
-            why for o, why in suspects.items() if batch[o].reason and why[0] in MAY_COME_BACK
-        ]
-        if letters:
-            self.log_waiting_letters(len(letters), letters[0][1])
-        return aside.postponed | {offset: (now_ms, entry) for offset, entry in aside.dead.items()}
 
     def reported_unavailable(
         self, topics: Collection[str], *, refresh: bool = False
@@ -260,26 +207,6 @@ class Triage:
 
     def log_waiting_letters(self, count: int, why: str) -> None:
         logger.error("%s: %d dead letters stay pending: %s", self.shard, count, why)
-
-    def _as_letter(
-        self, offset: int, entry: Entry, refusal: Refusal, now_ms: int
-    ) -> tuple[int, Entry]:
-        """Handle a final refusal: a message becomes a dead letter, a dead letter takes a smaller form."""
-        reason, detail = refusal
-        if entry.reason is None:
-            return now_ms, as_dead(entry, refusal)
-        shortened = entry.shortened + 1
-        # of a letter with follow-ups each form is sent again, beside smaller follow-ups
-        if shortened == (2 * FORMS if self.follow_ups.topics(entry) else FORMS):
-            logger.error("%s: its dead letter stays pending: %s", self.shard.source(offset), detail)
-            return now_ms + LONGEST_RETRY_MS, entry
-        if shortened == FORMS:
-            return now_ms, entry._replace(shortened=shortened)
-        detail_of_short_form = (
-            f"shortened, because the broker refused the full letter ({reason}: {detail}); "
-            f"{entry.detail}"
-        )
-        return now_ms, entry._replace(shortened=shortened, detail=detail_of_short_form)
 
     def originals(self, offsets: Collection[int], known: Mapping[int, Record]) -> dict[int, Record]:
         """The records of these requests as their callers wrote them, as far as Kafka has them.

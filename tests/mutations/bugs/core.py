@@ -468,7 +468,7 @@ BUGS = (
         "In a backlog, dispatch skips requests that arrived later and are due earlier until the backlog ends.",
         (
             Change(
-                "core/dispatch.py",
+                "core/due_reader.py",
                 "        self._has_skipped = due.left_out > 0\n",
                 "        self._has_skipped = False\n",
             ),
@@ -481,8 +481,8 @@ BUGS = (
         "Dispatch reads ahead after cancels of requests that are in flight, and skips others in their place.",
         (
             Change(
-                "core/dispatch.py",
-                "        if self.index.gone(before.offsets(), self._removed):\n",
+                "core/due_reader.py",
+                "        if self.index.gone(before.offsets(), self.removed):\n",
                 "        if False:\n",
             ),
         ),
@@ -496,9 +496,9 @@ BUGS = (
         "Under load, each batch that dispatch of the Spark engine has read ahead is read a second time.",
         (
             Change(
-                "core/dispatch.py",
-                "        if self._next and self.index.gone(self._next[1].offsets(), self._removed):\n",
-                "        if self.index.removed != self._removed:\n",
+                "core/due_reader.py",
+                "        if ahead is not None and not self.index.gone(ahead[1].offsets(), self.removed):\n",
+                "        if ahead is not None and self.index.removed == self.removed:\n",
             ),
         ),
         (),
@@ -511,7 +511,7 @@ BUGS = (
         "If a record batch of a target was too large, follow-ups in other topics are also sent one by one, for ten minutes.",
         (
             Change(
-                "core/triage.py",
+                "core/refused_batch.py",
                 "at_fault = topics.intersection(crowded)",
                 "at_fault = topics",
             ),
@@ -571,8 +571,8 @@ BUGS = (
         "A batch ends only at its limits, even if its receipt is larger than Kafka accepts.",
         (
             Change(
-                "core/delivery_transaction.py",
-                "        return self._receipt_bytes <= MOST_RECEIPT_BYTES\n",
+                "core/receipt_room.py",
+                "        return self._used_bytes <= MOST_RECEIPT_BYTES\n",
                 "        return True\n",
             ),
         ),
@@ -599,9 +599,9 @@ BUGS = (
         "Dispatch reads ahead while it releases parked requests, and skips due requests for other targets.",
         (
             Change(
-                "core/dispatch.py",
-                "            reads_ahead = did.is_full and is_whole and not self._has_released\n",
-                "            reads_ahead = did.is_full and is_whole\n",
+                "core/due_reader.py",
+                "        return not self._has_released and not self._release(now_ms) and not self._has_skipped\n",
+                "        return not self._release(now_ms) and not self._has_skipped\n",
             ),
         ),
         (),
@@ -659,8 +659,8 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "        if self._doubtful.claims and now_ms >= self._doubtful.check_at_ms:\n",
-                "        if self._doubtful.claims and not self._doubtful.check_at_ms:\n",
+                "        if self.index.doubtful and now_ms >= self._doubtful.check_at_ms:\n",
+                "        if self.index.doubtful and not self._doubtful.check_at_ms:\n",
             ),
         ),
         (),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from blackbox.core import delivery_transaction
+from blackbox.core import receipt_room
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.dispatched import Dispatched
 from blackbox.core.interpret import refused_entry
@@ -222,7 +222,7 @@ def test_a_batch_ends_before_its_receipt_is_too_large(
 ) -> None:  # fmt: skip
     room = 20_000
     monkeypatch.setattr(targets, "ids", lambda topics: dict.fromkeys(topics, "abcdefgh"))
-    monkeypatch.setattr(delivery_transaction, "MOST_RECEIPT_BYTES", room)
+    monkeypatch.setattr(receipt_room, "MOST_RECEIPT_BYTES", room)
     dispatch = make()
     pend(*(to(f"{n}".ljust(120, "x")) for n in range(200)))
 
@@ -254,7 +254,7 @@ def test_dead_letters_that_a_receipt_has_no_room_for_are_written_with_the_next(
 ) -> None:
     room = 2 * outcome_bytes("orders") + topic_bytes("orders")
     room += outcome_bytes(LETTERS) + topic_bytes(LETTERS)
-    monkeypatch.setattr(delivery_transaction, "MOST_RECEIPT_BYTES", room)
+    monkeypatch.setattr(receipt_room, "MOST_RECEIPT_BYTES", room)
     pend(to(), invalid(), invalid(), to())
     dispatch = make()
 
