@@ -43,13 +43,13 @@ class Dispatch:
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     is_clock_outdated: Callable[[], bool] = lambda: False
     done: Dispatched = field(default_factory=Dispatched)
-    reader: DueReader = field(init=False)
+    _reader: DueReader = field(init=False)
     _known: int = 0
     _doubtful: Doubtful = field(init=False)
     _idle_receipts: IdleReceipts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = DueReader(self.index, self.triage, self.batch_limit)
+        self._reader = DueReader(self.index, self.triage, self.batch_limit)
         self._doubtful = Doubtful(self.index, self.writer, self.triage.journal)
         has_rules = self.triage.rates is not None
         self._idle_receipts = IdleReceipts(
@@ -60,6 +60,10 @@ class Dispatch:
     def shard(self) -> Shard:
         return self.triage.shard
 
+    def count_rates_in(self, cluster: str) -> None:
+        """Count the rates of targets under Kafka's id of this cluster."""
+        self._reader.cluster = cluster
+
     def tick(self, now_ms: int) -> Dispatched:
         """Deliver one batch of what is due at `now_ms`: D1 to D5 of `docs/how-it-works.md`.
 
@@ -68,18 +72,18 @@ class Dispatch:
         """
         self.done = Dispatched()
         self._known = self.index.positions.requests
-        did, batch = self.reader.next(now_ms)  # D1
+        did, batch = self._reader.next(now_ms)  # D1
         if self.index.doubtful and now_ms >= self._doubtful.check_at_ms:
             self._doubtful.check(now_ms, self._known)
             # again: the check may have ended some of the batch, and released others
-            did, batch = self.reader.read(now_ms)
+            did, batch = self._reader.read(now_ms)
         self.done = did
-        self.reader.park_over_rate(batch, now_ms)
+        self._reader.park_over_rate(batch, now_ms)
         contended = self.triage.follow_ups.contended(batch.entries(), now_ms)
         later = [batch.take_out(some) for some in contended if some]
         if batch:
             is_whole = not batch.alone and not later
-            reads_ahead = did.is_full and is_whole and self.reader.may_read_ahead(now_ms)
+            reads_ahead = did.is_full and is_whole and self._reader.may_read_ahead(now_ms)
             self._deliver(batch, did, now_ms, reads_ahead=reads_ahead)
         else:
             self._postpone_all(batch.postponed, did, now_ms)
@@ -111,13 +115,13 @@ class Dispatch:
             if not delivery.send():
                 self.writer.abort()
                 # nothing is settled: answers to cancels, and replacements by id, would wait for these
-                self.index.mark_in_flight((), self.reader.removed)
+                self.index.mark_in_flight((), self._reader.removed)
                 self._postpone_all(batch.postponed, did, now_ms)
                 return
             did.is_full |= bool(delivery.left_out)  # then look again at once
             # while Kafka takes this batch; `flush` waits for it
             if reads_ahead:
-                self.reader.read_ahead(batch, now_ms)
+                self._reader.read_ahead(batch, now_ms)
             failed = delivery.flush()
             # after the flush: only then are the offsets of the follow-ups known
             superseded = delivery.take_back_superseded()
@@ -171,7 +175,7 @@ class Dispatch:
         did.count_postponed(batch.postponed)
         # only at least once: a transaction that lacks a record is aborted as a whole
         if failed:
-            self.reader.drop_ahead()  # what is postponed may have to go before it
+            self._reader.drop_ahead()  # what is postponed may have to go before it
             self._postpone(failed, delivery, did, now_ms)
 
     def _leave_pending(
@@ -179,8 +183,8 @@ class Dispatch:
     ) -> None:
         """Leave the batch pending: by Kafka's clock, which is known now, it was not due yet."""
         logger.warning("%s", early)
-        self.reader.drop_ahead()
-        self.index.mark_in_flight((), self.reader.removed)
+        self._reader.drop_ahead()
+        self.index.mark_in_flight((), self._reader.removed)
         self._postpone_all(batch.postponed, did, now_ms)
         first_ms = min(entry.due_ms for entry in (*batch.ready.values(), *batch.dead.values()))
         did.is_full, did.next_due_ms = False, min(first_ms, did.next_due_ms or first_ms)
@@ -196,8 +200,8 @@ class Dispatch:
         """Postpone the requests that a later record ends, and send the others at once."""
         # the shard stays open: opened again for each such record, it would deliver nothing else
         sent = delivery.ready | delivery.dead
-        self.reader.drop_ahead()
-        self.index.mark_in_flight((), self.reader.removed)
+        self._reader.drop_ahead()
+        self.index.mark_in_flight((), self._reader.removed)
         parked = {**self.index.parked(), **batch.parked}  # `batch.parked` is not in Redis yet
         changes = postpone_refused(self.triage, sent, superseded, parked, now_ms)
         self._postpone_all(batch.postponed | changes, did, now_ms)
@@ -207,11 +211,11 @@ class Dispatch:
 
     def _mark_in_flight(self, batch: DueBatch) -> bool:
         """Mark the batch as in flight, except what was cancelled or replaced; return whether any is left."""
-        for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self.reader.removed):
+        for offset in self.index.mark_in_flight([*batch.ready, *batch.dead], self._reader.removed):
             batch.ready.pop(offset, None)
             batch.dead.pop(offset, None)
         if not batch:
-            self.index.mark_in_flight((), self.reader.removed)
+            self.index.mark_in_flight((), self._reader.removed)
         return bool(batch)
 
     def _postpone(

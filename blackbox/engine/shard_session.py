@@ -51,7 +51,7 @@ class ShardSession:
         self.low_water.last = recovered.mark
         self.low_water.topic_id = recovered.binding.topic_id
         self.low_water.group = recovered.binding.group
-        self.dispatch.reader.cluster = recovered.binding.cluster_id
+        self.dispatch.count_rates_in(recovered.binding.cluster_id)
 
     def close(self) -> None:
         """Close every part, even if closing another one fails."""

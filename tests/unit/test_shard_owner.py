@@ -45,6 +45,9 @@ class FakeVerbs:
             0, 0, self.gone, binding=Binding("cluster", "topic", "receipts", "blackbox")
         )
 
+    def count_rates_in(self, cluster: str) -> None:
+        self.cluster = cluster
+
     def forget_gone(self) -> None:
         self.gone = 0
 

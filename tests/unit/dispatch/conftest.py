@@ -28,7 +28,8 @@ from tests.unit.dispatch.entries import LETTERS, NO_JSON, Make, Paced
 @pytest.fixture
 def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: FakeJournal) -> Make:
     def make_dispatch(**settings: Any) -> Dispatch:
-        names = {"batch_limit", "counted", "cluster"} & settings.keys()
+        cluster = settings.pop("cluster", "")
+        names = {"batch_limit", "counted"} & settings.keys()
         own = {name: settings.pop(name) for name in names}
         settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
         settings.setdefault("reread", reread)
@@ -39,7 +40,9 @@ def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: F
             dead_letter_topic=LETTERS,
             **settings,
         )
-        return Dispatch(index, writer, triage, **own)
+        dispatch = Dispatch(index, writer, triage, **own)
+        dispatch.count_rates_in(cluster)
+        return dispatch
 
     return make_dispatch
 

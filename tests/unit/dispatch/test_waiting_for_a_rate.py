@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def test_a_raised_or_removed_rate_applies_to_messages_that_wait_already(
     dispatch.tick(NOW_MS)
     assert writer.sent_to("orders") == [0]
 
-    dispatch.triage = replace(dispatch.triage, rates=paced(rules))
+    dispatch = make(rates=paced(rules))
     for later_ms in range(1000, 3000, 100):
         dispatch.tick(NOW_MS + later_ms)
 
@@ -195,9 +194,7 @@ def test_a_target_whose_preferred_band_is_taken_waits_for_its_rate(
         dispatch.tick(NOW_MS + later_ms)
     assert writer.sent_to("orders") == [1, 2, 3, 4]
 
-    dispatch.triage = replace(
-        dispatch.triage, rates=paced("[targets.orders]\nmessages_per_second = 1000")
-    )
+    dispatch = make(rates=paced("[targets.orders]\nmessages_per_second = 1000"))
     for later_ms in range(4000, 6000, 100):
         dispatch.tick(NOW_MS + later_ms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,8 +148,9 @@ def test_parked_requests_are_delivered_by_due_time_and_do_not_delay_others(
         pass
     assert not writer.committed
     if is_reopened:
-        dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-        dispatch.index.load()
+        index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+        index.load()
+        dispatch = replace(dispatch, index=index)
     targets.refusals.clear()
     pend(to("bills", due_ms=NOW_MS + 20), to(due_ms=NOW_MS + 15))
 
@@ -346,8 +348,9 @@ def test_requests_in_flight_when_a_target_lost_its_leader_are_delivered_first(
         make(batch_limit=4).tick(NOW_MS + 10)
     writer.meanwhile = None
     dispatch = make(batch_limit=4)
-    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    dispatch.index.load()
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.load()
+    dispatch = replace(dispatch, index=index)
     dispatch.tick(NOW_MS + 20)
     targets.refusals.clear()
     for number in range(10):
@@ -423,8 +426,9 @@ def test_the_lost_payload_of_a_parked_request_is_read_from_kafka(
     dispatch = make()
     dispatch.tick(NOW_MS)
     client.delete(*(f"{PREFIX}msg:{offset:016x}" for offset in range(2)))
-    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    dispatch.index.load()
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.load()
+    dispatch = replace(dispatch, index=index)
     targets.refusals.clear()
     dispatch.tick(NOW_MS)
     assert [o.value for o in writer.committed] == [b"read again", b"read again"]
@@ -455,8 +459,9 @@ def test_parked_dead_letters_keep_their_payloads_and_are_delivered_after_a_resta
         "a record read again would be admitted"
     )
 
-    dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-    dispatch.index.load()
+    index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+    index.load()
+    dispatch = replace(dispatch, index=index)
     for _ in range(3):
         dispatch.tick(NOW_MS)
     assert writer.committed == []
@@ -497,8 +502,9 @@ def test_a_target_keeps_its_band_although_the_one_that_it_prefers_is_free_again(
     del targets.refusals[other]
     dispatch.tick(NOW_MS)
     if is_reopened:
-        dispatch.index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
-        dispatch.index.load()
+        index = ShardIndex(SHARD, connections, grace_s=GRACE_S)
+        index.load()
+        dispatch = replace(dispatch, index=index)
     pend(to())
     dispatch.tick(NOW_MS)
 
@@ -548,9 +554,9 @@ def test_postponing_requests_costs_no_extra_round_trips(
 
 
 def test_requests_being_postponed_are_not_read_ahead(
-    dispatch: Dispatch, pend: Pend, writer: FakeWriter, targets: FakeTargets
+    make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets
 ) -> None:
-    dispatch.batch_limit = 3
+    dispatch = make(batch_limit=3)
     pend(to("gone"), to(), to(), to(), to(), to())
     targets.refusals["gone"] = UNKNOWN
 
