@@ -88,7 +88,7 @@ class IntakeChanges(Lookups):
         commands = [pack("WATCH", self._keys.state, self._keys.skip)]
         commands += self._read_positions(
             b"rebuild", b"topic_id", b"gap",
-            b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"told",
+            b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"verdicts_below",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._session.run(commands)

@@ -50,12 +50,12 @@ class Keys:
     group       -- the consumer group
     rebuild     -- the token of the opening that rebuilds the index; absent when that is done
     known_from  -- the offset at which the index begins: it has no information on earlier requests
-    told        -- an offset. Below it, conditional records about requests that the index does not know
+    verdicts_below -- an offset. Below it, conditional records about requests that the index does not know
                    counted, unless they are in `ignored`
     judged      -- callers' rules were applied to the requests below this offset
     unknown     -- epoch ms: the outcomes of requests that were due before this time may be missing,
                    because receipts were removed
-    gap         -- [from, up to, an offset as in the field `told`]: requests that retention removed
+    gap         -- [from, up to, an offset as in `verdicts_below`]: requests that retention removed
                    before they were read
     gone        -- [from, up to]: requests that retention removed, until an opening has reported them
     tail        -- [offset, timestamp, checksum, leader epoch] of the last request record read

@@ -81,7 +81,7 @@ class OpeningChanges(Lookups):
             about: list[bytes | str | int] = [
                 b"known_from",
                 positions.requests,
-                b"told",
+                b"verdicts_below",
                 verdicts_below,
             ]
             about += (b"judged", judged)

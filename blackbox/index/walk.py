@@ -79,7 +79,7 @@ class Walk:
         receipts, *others = self._about()
         known = [
             pack("HGETALL", keys.skip),
-            pack("HMGET", keys.state, "told", "judged", "mark", "known_from", "cold"),
+            pack("HMGET", keys.state, "verdicts_below", "judged", "mark", "known_from", "cold"),
             pack("ZRANGE", keys.early, -1, -1),
         ]
         # In this order, the receipts below the first offset name only requests below the second.

@@ -42,11 +42,11 @@ class StarvedShards:
         fetched: dict[Shard, int] = {}
         waiting, asked = set[Shard](), set[Shard]()
         queued = 0
-        told = orjson.loads(statistics)
-        answers = {broker["nodeid"]: int(broker["rx"]) for broker in told["brokers"].values()}
+        reported = orjson.loads(statistics)
+        answers = {broker["nodeid"]: int(broker["rx"]) for broker in reported["brokers"].values()}
         # A broker that does not answer would not answer another consumer either.
         answering = {id for id, count in answers.items() if count > self._answers.get(id, 0)}
-        for topic, about in told["topics"].items():
+        for topic, about in reported["topics"].items():
             for number, partition in about["partitions"].items():
                 shard, next_offset = Shard(topic, int(number)), int(partition["next_offset"])
                 fetched[shard] = next_offset

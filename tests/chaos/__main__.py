@@ -93,8 +93,8 @@ def watched(chosen: list[Schedule], lanes: int, folder: Path, console: Console) 
             def done(one: Played) -> None:
                 played.append(one)
                 if one.complaints:
-                    told = one.complaints[0][:300]
-                    bar.console.print(f"{one.schedule.name} ({one.schedule.fault}): {told}")
+                    first = one.complaints[0][:300]
+                    bar.console.print(f"{one.schedule.name} ({one.schedule.fault}): {first}")
                 bar.update(task, advance=1, description=one.schedule.fault)
                 if not console.is_terminal and len(played) % TOLD_EVERY == 0:
                     console.print(f"{len(played)} of {len(chosen)} schedules")

@@ -305,8 +305,8 @@ class Scene:
             env=os.environ | self.world.environment(**self.settings),
         )  # fmt: skip
         with suppress(subprocess.TimeoutExpired):
-            told, _ = run.communicate(timeout=killed_after_s)
-            assert run.returncode == 0, told
+            printed, _ = run.communicate(timeout=killed_after_s)
+            assert run.returncode == 0, printed
             return
         run.kill()
         run.communicate()

@@ -194,7 +194,7 @@ def _view(records: Records, seen: Index) -> View:
         members(seen.cold),
         seen.known_from,
         named,
-        verdicts_below=seen.told,
+        verdicts_below=seen.verdicts_below,
         ignored=members(seen.ignored),
         early=frozenset(members(seen.early)),
         cancelled_cold={} if seen.ended == NOWHERE else {0: seen.ended},

@@ -45,7 +45,7 @@ class Marks:
         elif walk.todo:
             for part in members(walk.todo):
                 yield f"W2 reads part {part}", self._read(state, who, owner, walk, part)
-        elif walk.told == NOWHERE:
+        elif walk.verdicts_below == NOWHERE:
             yield "W3 reads V and what did not count", self._finish(state, who, owner, walk)
         elif owner.step is Step.DUE and not owner.ahead:
             yield "W3 commits what it found", self._commit(state, who, owner, walk)
@@ -56,7 +56,7 @@ class Marks:
         found = set(marks_in(state))
         if not self._terms.keeps(Rule.COMMITTED):
             walks = [owner.walk for owner in state.owners if owner.walk is not None]
-            found |= {self._mark(state, walk) for walk in walks if walk.told != NOWHERE}
+            found |= {self._mark(state, walk) for walk in walks if walk.verdicts_below != NOWHERE}
         for mark in sorted(found):
             if mark.requests > starts.requests:
                 trimmed = Positions(mark.requests, starts.receipts)
@@ -73,7 +73,7 @@ class Marks:
             return False
         if index.early and self._terms.keeps(Rule.EARLY_READ):
             return False
-        is_read = not index.skip and index.requests >= index.told
+        is_read = not index.skip and index.requests >= index.verdicts_below
         return is_read or not self._terms.keeps(Rule.CAUGHT_UP)
 
     def _begin(self, state: State, who: int, owner: Owner) -> State:
@@ -81,7 +81,7 @@ class Marks:
         assert index is not None
         walk = Walk(index.requests, index.receipts, below(len(self._parts)), index.requests)
         if not self._terms.keeps(Rule.VERDICTS_LAST):
-            walk = walk._replace(told=index.requests, ignored=index.ignored)
+            walk = walk._replace(verdicts_below=index.requests, ignored=index.ignored)
         if not self._terms.keeps(Rule.POSITIONS_FIRST):
             walk = walk._replace(low=len(self._terms.records))
         state = state._replace(walks=state.walks - 1)
@@ -112,7 +112,7 @@ class Marks:
         index = state.redis
         if index is None or not self._is_sound(who, walk, index):
             return state.with_owner(who, owner._replace(walk=None))
-        walk = walk._replace(told=index.requests, ignored=index.ignored)
+        walk = walk._replace(verdicts_below=index.requests, ignored=index.ignored)
         if not self._terms.keeps(Rule.POSITIONS_FIRST):
             low = min(walk.low, index.requests)
             walk = walk._replace(requests=index.requests, receipts=index.receipts, low=low)
@@ -136,8 +136,8 @@ class Marks:
         last = next(marks_in(state), Mark(0, 0, 0))
         pairs = (*last.pairs, (walk.requests, walk.receipts))
         usable = [r for q, r in pairs if q <= walk.low or not self._terms.keeps(Rule.PAIRS)]
-        told = walk.told if self._terms.keeps(Rule.VERDICTS) else walk.low
-        return Mark(walk.low, max([last.receipts, *usable]), told, pairs)
+        verdicts_below = walk.verdicts_below if self._terms.keeps(Rule.VERDICTS) else walk.low
+        return Mark(walk.low, max([last.receipts, *usable]), verdicts_below, pairs)
 
 
 def mask_of(terms: Terms, remainder: int) -> int:

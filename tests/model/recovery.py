@@ -140,7 +140,7 @@ class Recovery:
             base.requests,
             base.receipts,
             known_from=base.requests,
-            told=base.told,
+            verdicts_below=base.verdicts_below,
             ignored=ignored,
         )
 

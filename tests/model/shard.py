@@ -174,7 +174,7 @@ class Model:
         if index is None or not self._story.is_once:
             return None
         is_rebuilt = index.rebuild != NOBODY
-        known = ~below(index.known_from) if index.requests < index.told else ~0
+        known = ~below(index.known_from) if index.requests < index.verdicts_below else ~0
         if is_rebuilt:
             known &= ~union(iter(outcomes(state.log)[index.receipts :]))
         expected = defined(self._records, state.log, state.counted, index.requests, index.receipts)

@@ -83,7 +83,7 @@ class Index(NamedTuple):
     token: int = NOBODY
     rebuild: int = NOBODY
     known_from: int = 0
-    told: int = 0
+    verdicts_below: int = 0
     ignored: int = 0
     early: int = 0
     moved: int = NOWHERE
@@ -91,11 +91,11 @@ class Index(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a rebuild may start: `requests` is L, `receipts` R, `told` V. `pairs` are (q, r)."""
+    """Where a rebuild may start: `requests` is L, `receipts` R, `verdicts_below` V. `pairs` are (q, r)."""
 
     requests: int
     receipts: int
-    told: int
+    verdicts_below: int
     pairs: tuple[tuple[int, int], ...] = ()
 
 
@@ -123,14 +123,14 @@ class Walk(NamedTuple):
     requests, receipts -- the positions at its start
     todo               -- parts that it has not read yet
     low                -- the lowest request seen
-    told, ignored      -- the position requests after all parts, and the records ignored by then
+    verdicts_below, ignored      -- the position requests after all parts, and the records ignored by then
     """
 
     requests: int
     receipts: int
     todo: int
     low: int
-    told: int = NOWHERE
+    verdicts_below: int = NOWHERE
     ignored: int = 0
     is_connected: bool = True
 
@@ -264,7 +264,11 @@ def described(index: Index | None) -> str:
         for name in ("skip", "cold", "letters", "in_flight", "ignored", "early")
         if (found := getattr(index, name))
     )
-    begun = f" from {index.known_from}, told {index.told}" if index.told else ""
+    begun = (
+        f" from {index.known_from}, verdicts_below {index.verdicts_below}"
+        if index.verdicts_below
+        else ""
+    )
     rebuilt = "" if index.rebuild == NOBODY else f" rebuilt by {'AB'[index.rebuild]}"
     positions = f"({index.requests}, {index.receipts})"
     return f"{positions} {members(index.entries)}{held}{more}{begun}{rebuilt}"

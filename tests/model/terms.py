@@ -41,7 +41,7 @@ class Rule(StrEnum):
     PAIRS = "R is that of a pair with its q at or below L"
     VERDICTS_LAST = "V is read after all parts"
     VERDICTS = "V is the position of the requests, not L"
-    TELLING = "records that did not count are told before a mark"
+    TELLING = "records that did not count are named before a mark"
     UNKNOWN = "what is at or above V and names a request below the index does not count"
     COMMITTED = "journals are trimmed below a committed mark only"
     USABLE = "a mark below a journal's start is passed over"
@@ -95,7 +95,9 @@ class Terms:
 
     def stored(self, state: State, index: Index, seen: Index, start: int, end: int) -> State:
         """The changes of an index by I3, R5 and O3, from the state that they read at their WATCH."""
-        known = seen if self.keeps(Rule.UNKNOWN) else seen._replace(told=len(self.records))
+        known = (
+            seen if self.keeps(Rule.UNKNOWN) else seen._replace(verdicts_below=len(self.records))
+        )
         plan = planned(self.records, known._replace(in_flight=0, token=NOBODY), start, end)
         if not self.keeps(Rule.ONE_MULTI):
             state = state.with_index(index._replace(requests=end))

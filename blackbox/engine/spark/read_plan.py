@@ -1,4 +1,4 @@
-"""Which shards intake reads now, from where on and in how many tasks: told to the plan of the stream in a file."""
+"""Which shards intake reads now, from where on and in how many tasks: given to the plan of the stream in a file."""
 
 from __future__ import annotations
 

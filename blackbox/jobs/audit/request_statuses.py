@@ -206,17 +206,17 @@ def _first_outcomes(outcomes: DataFrame) -> DataFrame:
         .groupBy(PLACE)
         .agg(
             count(lit(1)).alias("outcomes"),
-            smallest(first).alias("told"),
+            smallest(first).alias("first"),
             largest(last).alias("again"),
         )
     )
     return grouped.select(
         *PLACE,
         "outcomes",
-        "told.receipt",
-        "told.outcome",
-        col("told.at_ms").alias("outcome_ms"),
-        "told.to.*",
+        "first.receipt",
+        "first.outcome",
+        col("first.at_ms").alias("outcome_ms"),
+        "first.to.*",
         "again",
     )
 

@@ -26,12 +26,12 @@ BUGS = (
             Change(
                 "core/recovery.py",
                 "        self.confirm()  # R1\n",
-                "        told = self.journal.receipt_bounds().end\n        self.confirm()\n",
+                "        before = self.journal.receipt_bounds().end\n        self.confirm()\n",
             ),
             Change(
                 "core/recovery.py",
                 "        outcomes = self._outcomes(start, position)",
-                "        outcomes = self._outcomes(start, told)",
+                "        outcomes = self._outcomes(start, before)",
             ),
         ),
         ("service frozen past its session", "one of two services killed"),
