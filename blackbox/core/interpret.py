@@ -19,7 +19,7 @@ from blackbox.records.carried import (
     record_bytes,
     stands_for_removed,
 )
-from blackbox.records.entry import Entry
+from blackbox.records.entry import Entry, encode
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
 # Clients and topics take 1 MB by default, and a carried record has one more header. No setting
@@ -30,7 +30,7 @@ MOST_COLD_BYTES = 900_000
 # have cold requests too; these are late by as much.
 WRITER_AHEAD_MS = 1000
 
-# A caller whose requests are refused must not fill Redis for the others.
+# Of a stored entry. A caller whose requests are refused must not fill Redis for the others.
 MOST_REFUSED_BYTES = 1_000
 
 
@@ -121,14 +121,25 @@ def _is_cold(record: Record, request: Request, latest_ms: int, horizon_ms: int |
     return is_far_ahead and record_bytes(record) <= MOST_COLD_BYTES
 
 
-def refused_entry(record: Record, invalid: Invalid, due_ms: int) -> Entry:
+def refused_entry(
+    record: Record,
+    invalid: Invalid,
+    due_ms: int,
+    caller: str | None = None,
+    caller_id: str | None = None,
+) -> Entry:
     """The entry of a request that can only become a dead letter; with the record's content, if it is small."""
-    entry = Entry("", None, due_ms, reason=invalid.reason, detail=invalid.detail)
+    reason, detail = invalid
+    letter = Entry(
+        "", None, due_ms, caller=caller, caller_id=caller_id, reason=reason, detail=detail
+    )
     names_and_values = chain.from_iterable(record.headers)
     # also headers that are empty take room in Redis
     parts = filter(None, (record.key, record.value, *names_and_values))
     size = LENGTHS_BYTES * len(record.headers) + sum(map(len, parts))
-    if size > MOST_REFUSED_BYTES:
-        # the dead letter is built from the record in Kafka
-        return entry._replace(left_bytes=size)
-    return entry._replace(message=record.value, key=record.key, headers=record.headers)
+    whole = letter._replace(message=record.value, key=record.key, headers=record.headers)
+    # JSON has six bytes for a control character
+    if size <= MOST_REFUSED_BYTES and len(encode(whole)) <= MOST_REFUSED_BYTES:
+        return whole
+    # the dead letter is built from the record in Kafka
+    return letter._replace(left_bytes=size)

@@ -101,10 +101,9 @@ def _not_admitted(
     record: Record, request: Request, change: Change, broken: BrokenRule, due_ms: int
 ) -> Change:
     """The dead letter of a request that is not admitted."""
-    letter = refused_entry(record, broken.refusal, due_ms)
+    letter = refused_entry(record, broken.refusal, due_ms, request.caller, request.caller_id)
     if letter.left_bytes:
         # Redis keeps only the rule
         letter = letter._replace(detail=broken.in_general.detail)
-    letter = letter._replace(caller=request.caller, caller_id=request.caller_id)
     # a refused request still replaces: its caller has declared the earlier one obsolete
     return change._replace(content=letter) if type(change) is Replacement else letter

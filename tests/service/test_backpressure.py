@@ -12,13 +12,15 @@ import httpx
 import psutil
 import pytest
 import redis
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from blackbox.embedded import EmbeddedRedis, EmbeddedStack
-from tests.support.world import World, both_engines_at_length, until
+from tests.support.world import ServiceProcess, World, both_engines_at_length, until
 
 pytestmark = pytest.mark.service
 
 RECOVERS_IN_S = 10.0
+GARBAGE = 10_000
 
 
 @contextmanager
@@ -122,3 +124,37 @@ def test_probes_and_sends_are_answered_while_lookups_wait_for_a_hanging_redis(
     print(f"two probes and a request: {took_s:.2f} s; the last of 60 looks: {ended_s:.1f} s")
     assert took_s < 2
     assert ended_s < 20
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_refused_requests_fill_redis_only_while_the_dead_letter_topic_is_missing(
+    small_world: World,
+) -> None:
+    """Intake of all callers pauses; what is due is delivered. With the topic, all continues."""
+    world = small_world
+    service = world.start_service().wait_ready()
+    world.ask(100, from_s=20, within_s=25, partition=1)
+    until("they are stored", lambda: service.metric("blackbox_pending") == 100)
+    admin = AdminClient({"bootstrap.servers": world.kafka.bootstrap_servers})
+    [deleted] = admin.delete_topics([world.dead_letters]).values()
+    deleted.result(30)
+    for _ in range(GARBAGE):
+        world.send_raw("{" * 800, partition=0)
+    world.flush()
+    until("intake is paused", lambda: service.metric("blackbox_intake_paused") == 1)
+    until("those of others are delivered", lambda: delivered(service) == 100)
+    world.ask(100, within_s=1, partition=1)
+    assert delivered(service) == 100
+    assert service.metric("blackbox_intake_paused") == 1
+
+    world.create(NewTopic(world.dead_letters, 1))
+
+    until("all have an outcome", lambda: service.metric("blackbox_dead_total") == GARBAGE, 120)
+    verdict = world.wait_delivered(timeout_s=60)
+    assert verdict.is_exact, verdict
+    until("intake continues", lambda: service.metric("blackbox_intake_paused") == 0)
+
+
+def delivered(service: ServiceProcess) -> float:
+    return service.metric("blackbox_delivered_total")

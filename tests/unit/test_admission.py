@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,15 @@ from zlib import crc32
 import pytest
 import redis
 
+from blackbox.core.dispatch import Dispatch
+from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
+from blackbox.core.lost_payload import reread
 from blackbox.core.plan import Batch, Binding, Positions, Tail
 from blackbox.core.rebuild import Rebuild
 from blackbox.core.recovery import Recovery
 from blackbox.core.settlement import Settlement
+from blackbox.core.triage import Triage
 from blackbox.formats import Format, Options, make_format
 from blackbox.index.keys import Keys
 from blackbox.index.shard_index import ShardIndex
@@ -31,11 +36,12 @@ from blackbox.rules import admission
 from blackbox.rules.admission import CallerAdmission
 from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
-from tests.support.fakes import FakeJournal, FakeWriter
+from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.test_rules import asked
 
 NOBODY = "[others]\nadmitted = false"
 FEW = "[callers.shop]\nmost_pending = 10"
+ONE = "[callers.shop]\nmost_pending = 1"
 
 Open = Callable[..., None]
 
@@ -134,6 +140,46 @@ def test_an_interrupted_rebuild_does_not_apply_new_rules_to_admitted_requests(
         open_shard(FEW, apply=dies)
     open_shard(FEW)
     assert reasons(client) == dict.fromkeys(range(90, 100))
+
+
+@pytest.mark.parametrize("rules", [ONE, FEW], ids=["over quota again", "room by now"])
+@pytest.mark.parametrize("letters", [0, 1, 2])
+def test_a_request_over_its_quota_has_one_outcome_if_redis_is_lost_before_or_after_its_dead_letter(
+    open_shard: Open,
+    make_intake: Callable[..., Intake],
+    format: Format,
+    journal: FakeJournal,
+    writer: FakeWriter,
+    targets: FakeTargets,
+    client: redis.Redis,
+    letters: int,
+    rules: str,
+) -> None:
+    def dispatch_ticks(now_ms: int, count: int) -> None:
+        index = make_intake(ONE).index
+        assert isinstance(index, ShardIndex)
+        follow_ups = FollowUps(SHARD, format, journal)
+        triage = Triage(SHARD, targets, journal, partial(reread, format), "letters", follow_ups)
+        for _ in range(count):
+            Dispatch(index, writer, triage, batch_limit=1).tick(now_ms)
+
+    open_shard(ONE)
+    written(journal, 3)
+    open_shard(ONE)
+    assert reasons(client) == {0: None, 1: "quota", 2: "quota"}
+    dispatch_ticks(NOW_MS, letters)
+    refused = [1, 2][:letters]
+    assert writer.sent_to("letters") == refused
+
+    client.flushall()
+    open_shard(rules)
+
+    dispatch_ticks(NOW_MS + 3_600_000, 5)
+    assert writer.sent_to("letters")[:letters] == refused
+    outcomes = writer.sent_to("orders") + writer.sent_to("letters")
+    assert sorted(outcomes) == [0, 1, 2]
+    if letters == 1:  # its receipt says that all were judged, so the rest is admitted
+        assert sorted(writer.sent_to("orders")) == [0, 2]
 
 
 def test_a_replacement_that_is_refused_ends_the_same_request_live_and_in_a_rebuilt_index(

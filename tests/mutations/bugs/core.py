@@ -366,9 +366,22 @@ BUGS = (
     Bug(
         "refused-records-kept",
         "Redis stores large refused records completely.",
-        (Change("core/interpret.py", "    if size > MOST_REFUSED_BYTES:\n", "    if False:\n"),),
+        (
+            Change(
+                "core/interpret.py",
+                "    if size <= MOST_REFUSED_BYTES and len(encode(whole)) <= MOST_REFUSED_BYTES:\n",
+                "    if True:\n",
+            ),
+        ),
         (),
         ("tests/unit/dispatch",),
+    ),
+    Bug(
+        "refused-records-measured-unstored",
+        "Redis stores small refused records completely, even if their stored form is large.",
+        (Change("core/interpret.py", " and len(encode(whole)) <= MOST_REFUSED_BYTES:\n", ":\n"),),
+        (),
+        ("tests/contract/test_refused_requests.py",),
     ),
     Bug(
         "refused-read-at-once",
