@@ -21,10 +21,10 @@ from blackbox.core.triage import Triage
 from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.receipt import NEXT, Checked, Claim, Receipt
-from blackbox.records.request import Record
+from blackbox.records.request import Reason, Record
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
 from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
-from tests.unit.dispatch.recurring import COUNTDOWN
+from tests.unit.dispatch.recurring import CANCEL_A, COUNTDOWN
 
 EVERY_S = 60
 PARTS = "message", "next request", "receipt"
@@ -61,9 +61,9 @@ class TearingWriter(FakeWriter):
                     self.journal.absent.add(sent.offset)
                 else:
                     self.journal.request_records.append(None)
-            elif part == "message":
+            elif sent.topic == "orders":
                 self.delivered.append(int(str(dict(sent.headers)["blackbox-due-ms"])))
-            else:
+            elif part == "next request":
                 headers = [
                     (name, v.encode() if isinstance(v, str) else v) for name, v in sent.headers
                 ]
@@ -167,3 +167,50 @@ def test_a_torn_transaction_of_a_recurring_request_loses_no_time_and_no_repetiti
     again = "message" not in torn and torn != []
     assert times == {0: 2 if again else 1, 60: 1, 120: 1, 180: 1}
     assert held(client).due == [(NOW_MS + 4000 * EVERY_S, len(service.journal.request_records) - 1)]
+
+
+@either
+def test_a_cancel_ends_a_recurring_request_whose_message_was_torn_off(
+    service: Service, client: Any, is_redis_lost: bool
+) -> None:
+    service.tear("message")
+    service.targets.refusals = {"orders": (Reason.UNREACHABLE, "orders/0 has no leader")}
+    reopen(service, client, is_redis_lost)
+    service.run_intake()
+    write(service.journal, CANCEL_A)
+    service.run_intake()
+    reopen(service, client, is_redis_lost)
+    service.targets.refusals = {}
+
+    service.run(4 * EVERY_S)
+
+    assert service.times() == {}
+    assert held(client).due == []
+
+
+@either
+def test_a_recurring_request_in_doubt_goes_on_in_time(
+    service: Service, client: Any, is_redis_lost: bool
+) -> None:
+    service.tear()
+    service.journal.unreadable = {0}
+    reopen(service, client, is_redis_lost)
+    service.run(2 * EVERY_S)
+    service.journal.unreadable = set()
+
+    service.run(4 * EVERY_S)
+
+    assert service.times() == {0: 1, 60: 1, 120: 1, 180: 1}
+
+
+def test_a_recurring_request_whose_receipts_are_gone_makes_no_dead_letter_of_an_earlier_time(
+    service: Service, client: Any
+) -> None:
+    service.run(EVERY_S // 2)
+    service.journal.first_receipt = service.journal.append(Receipt(NOW_MS - 30_000))
+    reopen(service, client, is_redis_lost=True)
+
+    service.run(4 * EVERY_S)
+
+    assert service.times() == {0: 1, 60: 1, 120: 1, 180: 1}
+    assert service.writer.sent_to("dead-letters") == []
