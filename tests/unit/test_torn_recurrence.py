@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -22,6 +24,8 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.records.errors import JournalLost, RecoveryRequired
 from blackbox.records.receipt import NEXT, Checked, Claim, Receipt
 from blackbox.records.request import Reason, Record
+from blackbox.rules.admission import CallerAdmission
+from blackbox.rules.file import RulesFile
 from tests.contract.held import GRACE_S, NOW_MS, SHARD, held
 from tests.support.fakes import FakeJournal, FakeTargets, FakeWriter
 from tests.unit.dispatch.recurring import CANCEL_A, COUNTDOWN
@@ -88,13 +92,14 @@ class Service:
         self.journal = TornJournal(format=COUNTDOWN)  # type: ignore[arg-type]
         self.writer = TearingWriter(self.journal)
         self.targets = FakeTargets()
+        self.admission: CallerAdmission | None = None
         value = b'{"topic": "orders", "message": "hi", "id": "a", "every": %d, "at": %d}'
         write(self.journal, value % (EVERY_S, NOW_MS))
         self.take_over()
 
-    def take_over(self) -> None:
+    def take_over(self, *, has_room: bool = True) -> None:
         journal, index = self.journal, ShardIndex(SHARD, self.connections, grace_s=GRACE_S)
-        intake = Intake(journal.format, index, None)
+        intake = Intake(journal.format, index, None, self.admission)
         triage = Triage(
             shard=SHARD, targets=self.targets, journal=journal, reread=partial(reread, COUNTDOWN),
             dead_letter_topic="dead-letters", follow_ups=FollowUps(SHARD, COUNTDOWN, journal),
@@ -105,6 +110,7 @@ class Service:
             shard=SHARD, group="blackbox", index=index, journal=journal, writer=self.writer,
             confirm=lambda: None, apply=lambda batch, how: intake.parse_and_store(batch, NOW_MS, how),
             upcoming=lambda batch: intake.upcoming(batch, NOW_MS), now_ms=lambda: NOW_MS,
+            has_room=lambda: has_room,
         ).open()  # fmt: skip
 
     def run_intake(self) -> None:
@@ -214,3 +220,30 @@ def test_a_recurring_request_whose_receipts_are_gone_makes_no_dead_letter_of_an_
 
     assert service.times() == {0: 1, 60: 1, 120: 1, 180: 1}
     assert service.writer.sent_to("dead-letters") == []
+
+
+def test_a_message_that_was_torn_off_is_delivered_although_redis_has_no_room(
+    service: Service,
+) -> None:
+    service.tear("message")
+    service.take_over(has_room=False)
+    service.journal.absent = set()
+
+    service.run(4 * EVERY_S)
+
+    assert service.times() == {0: 1, 60: 1, 120: 1, 180: 1}
+
+
+def test_a_message_that_was_torn_off_is_delivered_although_rules_refuse_its_next_request(
+    service: Service, client: Any, tmp_path: Path
+) -> None:
+    service.tear("message")
+    path = tmp_path / "callers.toml"
+    path.write_text("[others]\nadmitted = false\n")
+    service.admission = CallerAdmission(RulesFile(path), Mock(), lambda: [SHARD])
+    reopen(service, client, is_redis_lost=False)
+
+    service.run(4 * EVERY_S)
+
+    assert service.times() == {0: 1}
+    assert service.writer.sent_to("dead-letters") == [2]
