@@ -98,7 +98,7 @@ def test_a_recurring_request_goes_on_and_loses_no_message_whatever_is_torn_off(
 
     def write_or_tear(what: str, topic: str, value: bytes, header: str) -> None:
         producer = transaction(world, what)
-        headers = [(header, shard.source(0).encode())]
+        headers: list[tuple[str, str | bytes | None]] = [(header, shard.source(0).encode())]
         producer.produce(topic, value, partition=0, headers=headers, on_delivery=stored)
         assert producer.flush(10) == 0
         if what == torn:
