@@ -10,7 +10,7 @@ from blackbox.core.plan import Bounds
 from blackbox.core.ports import Journal, Writer
 from blackbox.core.receipt_history import other_group
 from blackbox.records.errors import RecoveryRequired
-from blackbox.records.receipt import DOUBTFUL, Claim, Receipt
+from blackbox.records.receipt import DOUBTFUL, NEXT, Claim, Receipt
 from blackbox.records.request import Shard
 
 logger = logging.getLogger("blackbox.core.recovery")
@@ -49,8 +49,12 @@ def commit_barrier(
         newest = tail[-1:] if attempt == 0 else tail[-DOUBTFUL:]
         claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
         missing, unread = journal.check(claims, PATIENCE_S)
-        _warn(shard, missing, unread)
-        missing_count += len(missing)
+        gone = {claim.offset for claim in missing}
+        # One that misses its next request is void, even if its message is there: else it would never recur
+        # again. A next request that cannot be read is taken to be there.
+        unread = {c: why for c, why in unread.items() if c.outcome != NEXT and c.offset not in gone}
+        _warn(shard, gone, unread)
+        missing_count += len(gone)
         others = [
             r.group
             for at, r in tail
@@ -59,7 +63,7 @@ def commit_barrier(
         group = others[-1] if others else barrier.group  # the first owner keeps the shard
         writer.begin()
         # void even if unread: the request is pending, and `doubtful` keeps it from being delivered
-        void = sorted(claim.offset for claim in (*missing, *unread))
+        void = sorted((*gone, *(claim.offset for claim in unread)))
         position = writer.commit(
             replace(barrier, barrier=True, void=void, doubtful=list(unread), group=group)
         )
@@ -81,11 +85,11 @@ def _tail(journal: Journal, bounds: Bounds) -> list[tuple[int, Receipt]]:
     return []
 
 
-def _warn(shard: Shard, missing: Collection[Claim], unread: Mapping[Claim, str]) -> None:
+def _warn(shard: Shard, missing: Collection[int], unread: Mapping[Claim, str]) -> None:
     if missing:
         logger.warning(
-            "%s: %d messages named by the last receipt do not exist; their requests stay "
-            "pending",
+            "%s: messages or next requests of %d requests, named by the last receipt, do not "
+            "exist; these requests stay pending",
             shard, len(missing),
         )  # fmt: skip
     if unread:

@@ -116,7 +116,10 @@ class DeliveryTransaction:
         undeliverable = [o for o, entry in dead.items() if entry.reason in UNDELIVERABLE]
         expired = [o for o, entry in dead.items() if entry.reason == Reason.EXPIRED]
         others = {*undeliverable, *expired}
-        topics = {topic_of(at) for at in (*self._places, *self._letters)}
+        # tombstones ask for nothing
+        asks_again = self._triage.follow_ups.history_topic is None
+        following = self._follow_ups if asks_again else {}
+        topics = {topic_of(at) for at in (*self._places, *self._letters, *following)}
         return Receipt(
             at_ms=self._now_ms,
             delivered=self._places,
@@ -125,6 +128,7 @@ class DeliveryTransaction:
             # also a replacement that came too late: like an invalid record, it ended nothing
             invalid=[offset for offset in dead if offset not in others],
             letters=self._letters,
+            next=following,
             topics=dict(self._triage.targets.ids(topics)),
             read=self._known,
         )
@@ -230,7 +234,9 @@ class DeliveryTransaction:
 
         If not, add it to `later`, or to `left_out`.
         """
-        if not self._room.take(message.topic):
+        # the receipt also names the next request of a recurring one
+        following = [self._triage.shard.topic] if message.offset in self._beside else []
+        if not self._room.take(message.topic, *following):
             self.left_out.add(message.offset)
             return False
         follow_ups = self._follow_ups_of(message.offset) if self._beside else ()

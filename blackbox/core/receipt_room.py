@@ -26,10 +26,11 @@ class ReceiptRoom:
         self._named.update(counts)
         return True
 
-    def take(self, topic: str) -> bool:
-        """Take room for one message; once there is none left, also for none of those that follow."""
+    def take(self, *topics: str) -> bool:
+        """Take room for a record in each of these; once there is none left, also for none of those that follow."""
         # they would overtake it
-        is_new = topic not in self._named
-        self._used_bytes += outcome_bytes(topic) + (topic_bytes(topic) if is_new else 0)
-        self._named.add(topic)
+        for topic in topics:
+            is_new = topic not in self._named
+            self._used_bytes += outcome_bytes(topic) + (topic_bytes(topic) if is_new else 0)
+            self._named.add(topic)
         return self._used_bytes <= MOST_RECEIPT_BYTES

@@ -44,8 +44,7 @@ COUNTERS = {
         "shard",
     ),
     "void": (
-        "Outcomes that recoveries declared void (a torn transaction); their messages are delivered again, without "
-        "duplicates", "shard",
+        "Outcomes that recoveries declared void (a torn transaction); their requests are delivered again", "shard",
     ),
     "gone": (
         "Requests lost: Kafka's retention removed them before they were read, or while some of them were pending",

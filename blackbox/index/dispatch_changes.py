@@ -202,7 +202,9 @@ class DispatchChanges(PostponingChanges):
         # A later request may have taken the caller id since.
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._set_caller_ids(dict.fromkeys(freed))
-        yield pack("UNLINK", self._keys.in_flight)
+        if done.receipts != found.receipts:
+            # else an opening removes one part of what was delivered, and the rest is not pending either
+            yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(without(self.doubtful, removals))
             yield from zrem_chunks(self._keys.unwanted, [o for o in self.doubtful if o in removals])

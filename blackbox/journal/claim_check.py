@@ -1,4 +1,4 @@
-"""Whether messages and dead letters are where receipts say, in target topics and in that of dead letters."""
+"""Whether messages, dead letters and next requests are where receipts say."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from blackbox.journal.polled_messages import offset_of
 from blackbox.records.errors import JournalLost
 from blackbox.records.receipt import Checked, Claim
 from blackbox.records.recurrence import AGAIN
+from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Shard
 
 LEAST_CHECK_S = 1.0  # for one check of all places, when brokers do not answer
@@ -31,7 +32,7 @@ class ClaimCheck:
     reader: PartitionReader
 
     def check(self, claims: Iterable[Claim], patience_s: float) -> Checked:
-        """Which messages and dead letters are not where these claims say, and which places cannot be read.
+        """Which records are not where these claims say, and which places cannot be read.
 
         A place counts as filled if retention or compaction has removed its record since, or if its
         topic was deleted or created again. Places that cannot be read are retried for about
@@ -102,4 +103,4 @@ class ClaimCheck:
             raise JournalLost(f"the record at offset {there}: {unreadable.str()}")
         source = self.shard.source(wanted[there]).encode()
         headers = message.headers() or []
-        return ("blackbox-source", source) in headers or (AGAIN, source) in headers
+        return any((name, source) in headers for name in ("blackbox-source", AGAIN, FOLLOWS))

@@ -26,9 +26,9 @@ DOUBTFUL = 8
 
 
 class Claim(NamedTuple):
-    """The outcome of one request in a receipt: its message or dead letter is at offset `there` of `at`.
+    """What a receipt says of one request: its message, dead letter or next request is at offset `there` of `at`.
 
-    `at` is a `topic/partition`. `outcome` is "delivered", or the part of a receipt that says why
+    `at` is a `topic/partition`. `outcome` is "delivered", NEXT, or the part of a receipt that says why
     there is a dead letter. `topic_id` is the beginning of the topic's id.
     """
 
@@ -69,7 +69,8 @@ class Receipt:
     expired    -- requests that were past `expires_after`
     invalid    -- records that are not valid requests
     letters    -- the places of the dead letters of `dead`, `expired` and `invalid`, as in `delivered`
-    topics     -- the first 8 characters of the Kafka ids of the topics in `delivered` and `letters`:
+    next       -- the places of the requests for the next times of recurring ones, as in `delivered`
+    topics     -- the first 8 characters of the Kafka ids of the topics in these three:
                   a topic that is created again has another id, and its messages do not count as
                   missing
     void       -- requests whose outcome in an earlier receipt does not count: they are pending again
@@ -104,6 +105,7 @@ class Receipt:
     expired: list[int] = field(default_factory=list)
     invalid: list[int] = field(default_factory=list)
     letters: Places = field(default_factory=dict)
+    next: Places = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
     void: list[int] = field(default_factory=list)
     doubtful: list[Claim] = field(default_factory=list)
@@ -124,9 +126,9 @@ class Receipt:
         return chain(delivered, self.dead, self.expired, self.invalid)
 
     def claims(self) -> Iterator[Claim]:
-        """Where its messages and dead letters are."""
+        """Where its messages, dead letters and requests for next times are."""
         reasons = {offset: part for part in _LETTERS for offset in getattr(self, part)}
-        yield from _claims({DELIVERED: self.delivered}, self.topics)
+        yield from _claims({DELIVERED: self.delivered, NEXT: self.next}, self.topics)
         for claim in _claims({"dead": self.letters}, self.topics):
             yield claim._replace(outcome=reasons.get(claim.offset, "dead"))
 
@@ -182,7 +184,7 @@ def one_incarnation(claims: Iterable[Claim]) -> list[Claim]:
 
 
 MOST_CONFIRMED = 5000  # claims per receipt
-DELIVERED = "delivered"
+DELIVERED, NEXT = "delivered", "next"
 _LETTERS = "dead", "expired", "invalid"
 _PARTS = [part.name for part in fields(Receipt) if part.name != "at_ms"]
 
@@ -221,7 +223,7 @@ def decode(value: bytes | None) -> Receipt:
 
 
 _SHAPES: dict[str, type] = {
-    **dict.fromkeys(("delivered", "letters", "topics", "doubtful"), dict),
+    **dict.fromkeys(("delivered", "letters", "next", "topics", "doubtful"), dict),
     **dict.fromkeys(("dead", "expired", "invalid", "void", "ignored", "mark", "gone", "cut"), list),
     **dict.fromkeys(("at_ms", "read", "unknown_ms"), int),
     **dict.fromkeys(("topic_id", "group", "rebound"), str),
@@ -233,7 +235,7 @@ def _has_shape(name: str, part: object) -> bool:
     # without a look at each pair: there may be thousands of outcomes
     if not isinstance(part, _SHAPES[name]):
         return False
-    if name in ("delivered", "letters") and isinstance(part, dict):
+    if name in ("delivered", "letters", "next") and isinstance(part, dict):
         return all(isinstance(pairs, list) for pairs in part.values())
     if name == "doubtful" and isinstance(part, dict):
         return part.keys() <= {DELIVERED, *_LETTERS} and all(

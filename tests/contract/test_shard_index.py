@@ -18,6 +18,7 @@ from blackbox.core.plan import (
     Cold,
     DueEntries,
     IndexMetadata,
+    NextRequest,
     Plan,
     Positions,
     Postponed,
@@ -187,11 +188,11 @@ def test_only_an_owner_that_saw_every_change_rebuilds_an_index(
 def test_an_index_of_a_later_format_is_refused_with_the_remedy(
     index: ShardIndex, client: redis.Redis
 ) -> None:
-    client.hset(PREFIX + "state", "format", "9")
+    client.hset(PREFIX + "state", "format", "10")
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
         with pytest.raises(
-            ForeignIndex, match="format '9', but this version reads 8; run the version"
+            ForeignIndex, match="format '10', but this version reads 8; run the version"
         ):
             verb()
 
@@ -724,6 +725,38 @@ def test_no_replacement_is_decided_after_redis_lost_receipts(
             store(elsewhere, at, at + 1, {at: replacement_of_0()})
         store(elsewhere, at, at + 1, {at: entry()})
     assert held(client).offsets() == [0, 1, 2, 3]
+
+
+def test_a_next_request_counts_although_it_is_read_before_its_delivery_is_settled(
+    index: ShardIndex, open_index: Opener, client: redis.Redis
+) -> None:
+    store(index, 0, 1, {0: entry(caller_id="a")})
+    elsewhere = open_index()
+    index.mark_in_flight([0], index.removed)
+
+    def settle(receipts: int) -> bool:
+        """Dispatch goes on while the intake of another process stores: it has read what is pending."""
+        index.settle(Settlement({0: "a"}, 1))
+        return False
+
+    elsewhere.is_behind = settle
+    store(elsewhere, 1, 2, {1: NextRequest(0, "a", entry(caller_id="a"))})
+
+    assert held(client).offsets() == [1]
+    assert held(client).holders == {"a": 1}
+
+
+def test_a_next_request_is_not_read_while_an_opening_removes_what_was_delivered(
+    index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.0)
+    store(index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
+    index.mark_in_flight([0, 1], index.removed)
+
+    index.settle(Settlement({0: None}, index.positions.receipts))
+
+    with pytest.raises(RecoveryRequired, match="is still in flight"):
+        store(index, 2, 3, {2: NextRequest(1, "a", entry(caller_id="a"))})
 
 
 # settle

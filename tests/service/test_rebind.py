@@ -368,7 +368,7 @@ def test_messages_in_a_recreated_target_are_not_delivered_again(
     world.ask(1, within_s=0)
     until("the new one is delivered", lambda: delivered() > 0, every_s=0.5)
     assert delivered() == 1
-    assert "named by the last receipt do not exist" not in again.log.read_text()
+    assert "named by the last receipt, do not exist" not in again.log.read_text()
 
 
 @pytest.mark.proof

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from confluent_kafka.admin import NewTopic
 from blackbox.embedded import EmbeddedStack
 from blackbox.journal.topics import receipts_topic
 from blackbox.records.receipt import Receipt, decode, encode
+from blackbox.records.recurrence import HEADER as FOLLOWS
 from blackbox.records.request import Shard, request_id
 from tests.servers.two_brokers import PlacedWorld, TwoBrokers
 from tests.support.world import World, read_all, until
@@ -71,6 +74,57 @@ def test_requests_whose_messages_a_transaction_hides_are_in_doubt_until_it_ends(
     world.targets = [*others, hidden]
     verdict = world.wait_delivered()
     assert (verdict.lost, verdict.duplicated) == ([], []), verdict
+
+
+@pytest.mark.parametrize(
+    ("torn", "messages"), [("nothing", 1), ("the message", 1), ("the next request", 2)]
+)
+def test_a_recurring_request_goes_on_and_loses_no_message_whatever_is_torn_off(
+    world: World, torn: str, messages: int
+) -> None:
+    shard, target = Shard(world.requests, 0), world.targets[0]
+    receipts = receipts_topic(world.requests)
+    world.create(NewTopic(receipts, world.partitions))
+    plain = Producer({"bootstrap.servers": world.kafka.bootstrap_servers})
+    places: dict[str, list[tuple[int, int]]] = {}
+
+    def stored(error: KafkaError | None, message: Message) -> None:
+        assert error is None
+        places[message.topic() or ""] = [(0, message.offset() or 0)]
+
+    def recurring(at_ms: int) -> bytes:
+        asked = {"topic": target, "message": "hi", "id": "a", "every": 3600, "at": at_ms}
+        return json.dumps(asked).encode()
+
+    def write_or_tear(what: str, topic: str, value: bytes, header: str) -> None:
+        producer = transaction(world, what)
+        headers: list[tuple[str, str | bytes | None]] = [(header, shard.source(0).encode())]
+        producer.produce(topic, value, partition=0, headers=headers, on_delivery=stored)
+        assert producer.flush(10) == 0
+        if what == torn:
+            producer.abort_transaction(10)
+        else:
+            producer.commit_transaction(10)
+
+    due_ms = int(1000 * time.time())
+    plain.produce(world.requests, recurring(due_ms), partition=0)
+    assert plain.flush(10) == 0
+    write_or_tear("the message", target, b"hi", "blackbox-source")
+    write_or_tear("the next request", world.requests, recurring(due_ms + 3_600_000), FOLLOWS)
+    there, following = f"{target}/0", f"{world.requests}/0"
+    named = Receipt(1, delivered={there: places[target]}, next={following: places[world.requests]})
+    write_receipt(world, named)
+
+    service = world.start_service().wait_ready()
+
+    def delivered_messages() -> list[Message]:
+        return read_all(world.kafka.bootstrap_servers, target)
+
+    until("all is delivered", lambda: len(delivered_messages()) == messages)
+    until("the next time is pending", lambda: service.metric("blackbox_pending") == 1)
+    assert len(delivered_messages()) == messages
+    found = [decode(one.value()) for one in read_all(world.kafka.bootstrap_servers, receipts)]
+    assert [one.void for one in found if one.void] == ([] if torn == "nothing" else [[0]])
 
 
 @pytest.mark.proof

@@ -630,4 +630,30 @@ BUGS = (
             "::test_a_listener_does_not_receive_a_note_again_from_its_new_connection",
         ),
     ),
+    Bug(
+        "in-flight-watched-too-late",
+        "Intake reads what is pending before it watches what is in flight. A request that is settled in between ends its next one.",
+        (
+            Change(
+                "index/intake_changes.py",
+                "            watched.append(self._keys.in_flight)\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
+    Bug(
+        "in-flight-forgotten-in-parts",
+        "An opening that removes a part of what was delivered forgets that the rest was in flight.",
+        (
+            Change(
+                "index/dispatch_changes.py",
+                "        if done.receipts != found.receipts:\n",
+                "        if True:\n",
+            ),
+        ),
+        (),
+        ("tests/contract/test_shard_index.py",),
+    ),
 )
