@@ -192,7 +192,7 @@ def test_an_index_of_a_later_format_is_refused_with_the_remedy(
 
     for verb in (index.load, *(lambda v=v: v(index) for v in VERBS.values())):
         with pytest.raises(
-            ForeignIndex, match="format '10', but this version reads 8; run the version"
+            ForeignIndex, match="format '10', but this version reads 9; run the version"
         ):
             verb()
 
