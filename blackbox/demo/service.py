@@ -34,6 +34,7 @@ class DemoService(GuardedProcess):
             "BLACKBOX_ENGINE": engine,
             "BLACKBOX_RETRIES": str(RETRIES),
             "BLACKBOX_HTTP_PORT": str(port),
+            **_temporary_files_in(stack.folder / "service"),
         }
         super().__init__(_command(stack, more, "run"), log=stack.folder / "service.log")
 
@@ -54,15 +55,8 @@ class DemoAudit(GuardedProcess):
     """`blackbox audit` against the stack, beside the service; it writes its page to `page`."""
 
     def __init__(self, stack: EmbeddedStack, page: Path) -> None:
-        # Spark's temporary files are removed with the stack, even if the audit is killed.
         folder = stack.folder / "audit"
-        folder.mkdir()
-        more = {
-            "TMPDIR": str(folder),
-            "SPARK_LOCAL_DIRS": str(folder),
-            # Not `spark.driver.extraJavaOptions`: that would replace the options for a quick start.
-            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
-        }
+        more = _temporary_files_in(folder)
         options = ("--targets", "--json", "--html", str(page))
         super().__init__(_command(stack, more, "audit", *options), log=folder / "audit.log")
 
@@ -77,6 +71,16 @@ class DemoAudit(GuardedProcess):
             raise EmbeddedError(f"the audit {ended}; the end of its log:\n{said}")
         verdict: dict[str, Any] = orjson.loads(found[-1])
         return verdict
+
+
+def _temporary_files_in(folder: Path) -> dict[str, str]:
+    """Variables for a process whose temporary files are removed with the stack, even if it is killed."""
+    folder.mkdir()
+    return {
+        "TMPDIR": str(folder),
+        # Not `spark.driver.extraJavaOptions`: that would replace the options for a quick start.
+        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
+    }
 
 
 def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:
