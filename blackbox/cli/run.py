@@ -23,7 +23,12 @@ OF_SPARK = ("py4j.", "pyspark.", "blackbox.spark.", "blackbox.engine.spark.")
 
 
 Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Also start Kafka and Redis, on free ports.")
+    bool,
+    typer.Option(
+        "--embedded",
+        help="Also start Kafka and Redis, on free ports, for demos and tests: every user of this "
+        "machine can use this Kafka.",
+    ),
 ]
 DataFolder = Annotated[
     Path | None,
@@ -105,12 +110,13 @@ def _check_engine(settings: Settings, only: Half | None) -> None:
 
 
 def _start_servers(data: Path | None, ending: ExitStack) -> dict[str, str]:
-    from blackbox.embedded import EmbeddedStack
+    from blackbox.embedded import OPEN_KAFKA, EmbeddedStack
 
     # Until the service runs, a signal must unwind `ending`, which stops the servers.
     signals.interrupt()
     stack = EmbeddedStack(data, progress=lambda text: typer.echo(text, err=True))
     ending.enter_context(stack)
+    typer.echo(OPEN_KAFKA, err=True)
     typer.echo(f"export BLACKBOX_KAFKA_BOOTSTRAP_SERVERS={stack.bootstrap_servers}")
     typer.echo(f"export BLACKBOX_REDIS_URL={stack.redis_url}")
     return {"kafka_bootstrap_servers": stack.bootstrap_servers, "redis_url": stack.redis_url}

@@ -8,6 +8,8 @@ import javaproperties
 
 from blackbox.config.settings_error import SettingsError
 
+SPARK_SECRET = "spark.authenticate.secret"
+
 
 def properties(variable: str, path: Path | None) -> dict[str, str]:
     """The settings in the file that this variable names; none without a file. Raises SettingsError."""
@@ -27,6 +29,11 @@ def properties(variable: str, path: Path | None) -> dict[str, str]:
 def spark_properties(variable: str, path: Path | None) -> dict[str, str]:
     """The same, for Spark's settings except its master."""
     found = properties(variable, path)
+    if SPARK_SECRET in found:
+        raise SettingsError(
+            f"{variable}={path}: sets {SPARK_SECRET}, which would be in the process list; wanted: it "
+            "in spark-defaults.conf, in the directory that SPARK_CONF_DIR names"
+        )
     for name in found:
         if name == "spark.master" or not name.startswith("spark."):
             raise SettingsError(

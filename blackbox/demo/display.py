@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blackbox.demo.verdict import WARM_MS, DemoVerdict, percentile
+from blackbox.embedded import OPEN_KAFKA
 
 WIDTH = 76
 PLAIN_EVERY_S = 1.0
@@ -130,6 +131,7 @@ class Display:
         self._console.print(f"\nStill running: metrics at {http}/metrics. Try it:\n")
         for line in exports:
             self._console.print(f"  {line}", highlight=False, soft_wrap=True)
+        self._console.print(f"\nUntil you stop it, {OPEN_KAFKA}.")
         self._console.print("\nPress Ctrl-C to stop.")
 
 

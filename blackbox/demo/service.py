@@ -23,6 +23,8 @@ RETRIES = 1
 
 AUDIT_DEADLINE_S = 300.0
 
+BLACKBOX = (sys.executable, "-m", "blackbox")
+
 
 class DemoService(GuardedProcess):
     """`blackbox run` against the stack."""
@@ -34,8 +36,13 @@ class DemoService(GuardedProcess):
             "BLACKBOX_ENGINE": engine,
             "BLACKBOX_RETRIES": str(RETRIES),
             "BLACKBOX_HTTP_PORT": str(port),
+            **_temporary_files_in(stack.folder / "service"),
         }
-        super().__init__(_command(stack, more, "run"), log=stack.folder / "service.log")
+        super().__init__(
+            [*BLACKBOX, "run"],
+            log=stack.folder / "service.log",
+            environment=_environment(stack, more),
+        )
 
     def wait_ready(self) -> None:
         """Wait until all its shards are open. Raises EmbeddedError, with the end of its log."""
@@ -54,17 +61,14 @@ class DemoAudit(GuardedProcess):
     """`blackbox audit` against the stack, beside the service; it writes its page to `page`."""
 
     def __init__(self, stack: EmbeddedStack, page: Path) -> None:
-        # Spark's temporary files are removed with the stack, even if the audit is killed.
         folder = stack.folder / "audit"
-        folder.mkdir()
-        more = {
-            "TMPDIR": str(folder),
-            "SPARK_LOCAL_DIRS": str(folder),
-            # Not `spark.driver.extraJavaOptions`: that would replace the options for a quick start.
-            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
-        }
+        more = _temporary_files_in(folder)
         options = ("--targets", "--json", "--html", str(page))
-        super().__init__(_command(stack, more, "audit", *options), log=folder / "audit.log")
+        super().__init__(
+            [*BLACKBOX, "audit", *options],
+            log=folder / "audit.log",
+            environment=_environment(stack, more),
+        )
 
     def verdict(self) -> dict[str, Any]:
         """The audit's verdict, parsed from JSON. Raises EmbeddedError, with the end of its log, without one."""
@@ -79,18 +83,22 @@ class DemoAudit(GuardedProcess):
         return verdict
 
 
-def _command(stack: EmbeddedStack, more: Mapping[str, str], *arguments: str) -> list[str]:
-    """The command `blackbox` with these arguments, and only the BLACKBOX_* variables set here."""
+def _temporary_files_in(folder: Path) -> dict[str, str]:
+    """Variables for a process whose temporary files are removed with the stack, even if it is killed."""
+    folder.mkdir()
+    return {
+        "TMPDIR": str(folder),
+        # Not `spark.driver.extraJavaOptions`: that would replace the options for a quick start.
+        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
+    }
+
+
+def _environment(stack: EmbeddedStack, more: Mapping[str, str]) -> dict[str, str]:
+    """That of this process, but with only the BLACKBOX_* variables set here."""
     # Those of the shell may name other servers, topics or rules.
-    variables = {
+    others = {name: held for name, held in os.environ.items() if not name.startswith("BLACKBOX_")}
+    servers = {
         "BLACKBOX_KAFKA_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
         "BLACKBOX_REDIS_URL": stack.redis_url,
-        **more,
     }
-    inherited = [name for name in os.environ if name.startswith("BLACKBOX_")]
-    return [
-        "env",
-        *(argument for name in inherited for argument in ("-u", name)),
-        *(f"{name}={value}" for name, value in variables.items()),
-        *(sys.executable, "-m", "blackbox", *arguments),
-    ]
+    return {**others, **servers, **more}

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from blackbox.embedded import orphan_guard
@@ -36,6 +36,7 @@ class ServerDiedError(EmbeddedError):
 class GuardedProcess:
     """One child process in a session of its own, behind a guard that kills it when this process ends.
 
+    Its `environment` is that of this process unless given: unlike `command`, only this user can see it.
     `disposable` is removed if this process dies first;
     `lock` is a file descriptor that the guard keeps open for as long as the server may be alive.
     """
@@ -47,6 +48,7 @@ class GuardedProcess:
         log: Path,
         disposable: Path | None = None,
         lock: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -59,6 +61,7 @@ class GuardedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=environment,
             # Ctrl-C reaches the whole process group, and only this process may stop servers.
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),

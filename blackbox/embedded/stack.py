@@ -13,6 +13,13 @@ from blackbox.embedded import orphan_guard
 from blackbox.embedded.kafka import EmbeddedKafka
 from blackbox.embedded.redis import EmbeddedRedis
 
+# A password for Kafka would be needed in each client of the demo, the tutorial and the tests.
+OPEN_KAFKA = (
+    "every user of this machine can read, write and delete the topics of this Kafka: it is for "
+    "demos and tests"
+)
+"""What whoever starts this Kafka must know."""
+
 
 class EmbeddedStack:
     """Kafka and Redis in `folder`, from entering the context to leaving it.

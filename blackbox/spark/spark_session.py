@@ -43,6 +43,8 @@ DEFAULTS = {
     "spark.ui.retainedStages": "50",
     "spark.log.level": "FATAL",
 }
+# Records that Spark sorts and shares are files there. Spark lets every user of this machine read them.
+LOCAL_DIR = "spark.local.dir"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Records do not pass through the JVM: it only has to start fast, and be small.
 JAVA_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -77,7 +79,7 @@ def start_session(master: str, settings: Mapping[str, str] | None = None) -> Spa
     (`spark.pyspark.python`, or the image), as Spark's own documentation describes.
     """
     settings = settings or {}
-    own = DEFAULTS | (ON_THIS_MACHINE if is_local(master) else _on_a_cluster(settings))
+    own = DEFAULTS | (_on_this_machine if is_local(master) else _on_a_cluster)(settings)
     chosen: dict[str, Any] = own | dict(settings)
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -111,6 +113,13 @@ def with_slots(master: str) -> str:
     return f"local[{slots},{tries}]"
 
 
+def _on_this_machine(settings: Mapping[str, str]) -> dict[str, str]:
+    own = dict(ON_THIS_MACHINE)
+    if LOCAL_DIR not in settings:
+        own[LOCAL_DIR] = str(_private_folder())
+    return own
+
+
 def _on_a_cluster(settings: Mapping[str, str]) -> dict[str, str]:
     own = dict(ON_A_CLUSTER)
     if GIVES_UP_HOSTS.keys().isdisjoint(settings):
@@ -125,13 +134,18 @@ def _on_a_cluster(settings: Mapping[str, str]) -> dict[str, str]:
 def _packed() -> Path:
     """This package as a zip file that Python can import from, until this process exits."""
     source = Path(blackbox.__file__).parent
-    folder = Path(tempfile.mkdtemp(prefix="blackbox-"))
     # Spark serves the file from here to each new executor.
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Until this process ends: systemd-tmpfiles removes old files from /tmp, but not from a locked folder.
-    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
-    target = folder / "blackbox.zip"
+    target = _private_folder() / "blackbox.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*.py")):
             archive.write(path, path.relative_to(source.parent))
     return target
+
+
+def _private_folder() -> Path:
+    """A folder that no other user can read, until this process exits."""
+    folder = Path(tempfile.mkdtemp(prefix="blackbox-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Until this process ends: systemd-tmpfiles removes old files from /tmp, but not from a locked folder.
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+    return folder

@@ -750,6 +750,10 @@ def test_the_chart_refuses_what_the_settings_refuse(helm: Helm, name: str, value
         ),
         (["--set", r"sparkProperties.spark\.master=yarn"], "has spark.master; give"),
         (["--set", "sparkProperties.cores=1"], "has cores; give"),
+        (
+            ["--set", r"sparkProperties.spark\.authenticate\.secret=pa55"],
+            "would be in a ConfigMap",
+        ),
         (["--set", "sparkDriver.port=80"], "minimum"),
         ([*STANDALONE, "--set", "replicas=2"], "keep one replica"),
         (UNDECIDED, "spark.authenticate is not set and networkPolicy.executors is empty"),

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
+from blackbox import Client
 from blackbox.cli import app
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import formats, kafka
@@ -318,6 +319,27 @@ def type_audit(
 
 def kinds(verdict: AuditVerdict) -> list[tuple[str, int]]:
     return [(one.kind, one.offset) for one in verdict.exceptions]
+
+
+def test_a_message_in_the_receipts_topic_ends_no_request_for_the_audit_and_for_clients(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    [books] = shelf.books
+    pending = books.ask()
+    receipt = json.loads(encode(Receipt(now_ms(), dead=[pending])))
+    forged = books.ask(0, key=str(books.shard), message=receipt)
+    books.run_intake()
+    # as another deployment delivers it, with the headers of every message
+    receipts, partition, there = books.send(forged, to=receipts_topic(books.shard.topic))
+    books.settle(Receipt(now_ms(), delivered={f"{receipts}/{partition}": [(forged, there)]}))
+
+    found = shelf.audit()
+
+    assert (found.by_kind, found.states["pending"], found.states["delivered"]) == ({}, 1, 1)
+    topic = books.shard.topic
+    with Client(books.world.kafka.bootstrap_servers, caller="shop", request_topic=topic) as client:
+        assert client.get(request_id(books.shard, pending)).state == "pending"
+    assert f"{topic}.receipts/0@0: skipping a record that is not a receipt" in caplog.text
 
 
 @pytest.mark.proof

@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 from redis import Redis
 
@@ -35,6 +35,9 @@ from tests.service.test_cli import Answer, blackbox
 from tests.support.world import ServiceProcess, until
 
 pytestmark = pytest.mark.service
+
+
+WRITERS_OF_RECEIPTS = "run", "rebind that decides"
 
 
 class Deployment:
@@ -689,6 +692,30 @@ def test_send_names_its_missing_permissions(deployment: Deployment, missing: Rig
     answer = deployment.run("send", "--topic", "orders", "--message", "x", "--countdown", "0")
     assert answer.code == 1
     assert grants(deployment.own(missing))(answer.errors[0])
+
+
+def test_only_the_user_of_a_service_can_write_receipts(deployment: Deployment) -> None:
+    def try_to_write() -> list[KafkaError | None]:
+        errors: list[KafkaError | None] = []
+        producer = Producer(deployment.kafka.client())
+        producer.produce(
+            deployment.receipts,
+            encode(Receipt(1)),
+            on_delivery=lambda error, _: errors.append(error),
+        )
+        assert producer.flush(20) == 0
+        return errors
+
+    deployment.create_all()
+    others = [right for right in kafka_rights() if right.command not in WRITERS_OF_RECEIPTS]
+
+    deployment.allow(others)
+    [refused] = try_to_write()
+
+    assert refused is not None
+    assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    deployment.allow(kafka_rights("run"))
+    assert try_to_write() == [None]
 
 
 def client_of(deployment: Deployment) -> Client:

@@ -478,5 +478,6 @@ def test_run_embedded_starts_and_stops_its_servers(stack: EmbeddedStack, tmp_pat
             process.terminate()
             process.wait(30)
     assert process.returncode == 0, log.read_text()
+    assert "every user of this machine can read, write and delete the topics" in log.read_text()
     assert not [p.pid for p in psutil.process_iter(["cmdline"]) if str(data) in str(p.info)]
     assert (data / "kafka").is_dir()

@@ -19,6 +19,8 @@ from blackbox.demo import performance
 from blackbox.demo.display import Display
 from blackbox.demo.performance import Demo
 from blackbox.demo.script import ExpectedOutcome, ScriptedRecord
+from blackbox.demo.service import DemoService
+from blackbox.embedded import EmbeddedStack
 from tests.support.world import AT_LENGTH, until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("stack")]
@@ -108,6 +110,20 @@ def test_a_kept_demo_has_a_good_verdict_and_runs_until_ctrl_c(demo: StartDemo) -
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(30) == 0, running.said
     assert running.left_behind() == []
+
+
+def test_the_password_of_the_demos_redis_is_not_in_the_process_list(tmp_path: Path) -> None:
+    stack = EmbeddedStack(tmp_path)
+    stack.kafka.port = stack.redis.port = 1  # nobody answers there
+    service = DemoService(stack, engine="process")
+    try:
+        process = psutil.Process(service.pid)
+        family = [process, *process.parents()]
+        assert process.environ()["BLACKBOX_REDIS_URL"] == stack.redis_url
+        password = stack.redis.settings["requirepass"]
+        assert not [one for one in family if password in str(one.cmdline())]
+    finally:
+        service.kill()
 
 
 @pytest.mark.proof

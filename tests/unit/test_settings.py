@@ -411,6 +411,14 @@ def test_a_spark_setting_that_has_no_effect_is_refused(tmp_path: Path, line: str
     assert PASSWORD not in str(refused.value)
 
 
+def test_a_secret_of_spark_is_refused_where_the_process_list_would_show_it(tmp_path: Path) -> None:
+    file = tmp_path / "spark.properties"
+    file.write_text(f"spark.authenticate.secret={PASSWORD}")
+    with pytest.raises(SettingsError, match=r"in spark-defaults\.conf") as refused:
+        load(spark_config=file).spark_settings()
+    assert PASSWORD not in str(refused.value)
+
+
 EXAMPLES = [
     (f"BLACKBOX_{name.upper()}", example)
     for name, field in Settings.model_fields.items()

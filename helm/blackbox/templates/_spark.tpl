@@ -49,6 +49,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- fail (printf "sparkProperties has %s; give names that start with spark., and the master as config.sparkMaster" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey .Values.sparkProperties "spark.authenticate.secret" -}}
+{{- fail "sparkProperties has spark.authenticate.secret, which would be in a ConfigMap and in the process list; give it in spark-defaults.conf from a Secret, mounted with extraVolumes and extraVolumeMounts" -}}
+{{- end -}}
 {{- if and .Values.config.sparkConfig .Values.sparkProperties -}}
 {{- fail "config.sparkConfig and sparkProperties are both set; keep one" -}}
 {{- end -}}

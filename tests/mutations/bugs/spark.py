@@ -162,4 +162,36 @@ BUGS = (
             "::test_the_package_for_executors_is_locked_against_cleaners_of_temporary_files",
         ),
     ),
+    Bug(
+        "strangers-at-sparks-ports",
+        "Spark on this machine answers every user of the machine at its ports.",
+        (
+            Change(
+                "spark/spark_session.py",
+                '    "spark.authenticate": "true",\n',
+                '    "spark.authenticate": "false",\n',
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_spark_session.py"
+            "::test_a_stranger_on_this_machine_gets_nothing_from_the_ports_of_spark",
+        ),
+    ),
+    Bug(
+        "files-of-spark-readable",
+        "Every user of this machine can read the records that Spark keeps on disk.",
+        (
+            Change(
+                "spark/spark_session.py",
+                "    if LOCAL_DIR not in settings:\n",
+                "    if False:\n",
+            ),
+        ),
+        (),
+        (
+            "tests/pipeline/test_spark_session.py"
+            "::test_the_records_that_spark_keeps_on_disk_are_private",
+        ),
+    ),
 )
