@@ -172,7 +172,9 @@ def test_a_request_that_is_cancelled_in_flight_has_not_ended_until_its_delivery_
         journal.append(Receipt(NOW_MS, delivered={"orders/0": [(0, 7)]}))
         committed = in_one_shard.status(SHARD, 0)
         assert committed.state == "delivered"
-    index.settle(Settlement({0: "a"} if is_delivered else {}, 2 * is_delivered))
+        index.settle(Settlement({0: "a"}, 2))
+    else:  # taken back
+        index.mark_in_flight((), index.removed)
     after = in_one_shard.status(SHARD, 0)
 
     assert during.state == "pending"

@@ -149,6 +149,8 @@ class FakeVerbs:
     def open(self) -> Recovered:
         return Recovered(0, 0, 0)
 
+    def count_rates_in(self, cluster: str) -> None: ...
+
     def walk(self) -> FinishedWalk:
         return FinishedWalk()
 
