@@ -128,7 +128,7 @@ def test_probes_and_sends_are_answered_while_lookups_wait_for_a_hanging_redis(
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_refused_requests_fill_redis_only_while_the_dead_letter_topic_is_missing(
+def test_refused_requests_fill_redis_while_the_dead_letter_topic_is_missing(
     small_world: World,
 ) -> None:
     """Intake of all callers pauses; what is due is delivered. With the topic, all continues."""
