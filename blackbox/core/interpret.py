@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from blackbox.core.plan import Carried, Change, Cold, NextRequest, Replacement
+from blackbox.core.plan import Carried, Change, Cold, Replacement
 from blackbox.formats import Format
 from blackbox.records.cancel import HEADER as CANCELS
 from blackbox.records.cancel import REPLACES, as_request, cancel_of
@@ -20,7 +20,6 @@ from blackbox.records.carried import (
     stands_for_removed,
 )
 from blackbox.records.entry import Entry, encode
-from blackbox.records.recurrence import followed
 from blackbox.records.request import Cancel, Invalid, Reason, Record, Request
 
 # Clients and topics take 1 MB by default, and a carried record has one more header. No setting
@@ -65,12 +64,6 @@ def interpret_record(
     change: Request | Cold = Cold(parsed.caller_id) if is_cold else parsed
     if replaced_id is not None:
         return _replacement(record, replaced_id, change, latest_ms), parsed
-    if (
-        parsed.recurs is not None
-        and parsed.caller_id is not None
-        and (previous := followed(record.headers)) is not None
-    ):
-        return NextRequest(previous, parsed.caller_id, change), parsed
     return change, parsed
 
 

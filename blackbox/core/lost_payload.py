@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blackbox.core.interpret import interpret_record, refused_entry
 from blackbox.core.letter_record import RECORD_GONE
-from blackbox.core.plan import Carried, NextRequest, Replacement
+from blackbox.core.plan import Carried, Replacement
 from blackbox.formats import Format
 from blackbox.records.entry import Entry
 from blackbox.records.refusal_causes import BROKEN_RULES, TOO_LATE
@@ -36,7 +36,7 @@ def reread(format: Format, record: Record, cause: str | None = None) -> Entry:
         return letter if asked is None else letter._replace(caller=asked.caller)
     # without a horizon: it was in the index, whatever the horizon is now
     change, _ = interpret_record(format, record, record.timestamp_ms, None)
-    if isinstance(change, Carried | NextRequest):
+    if isinstance(change, Carried):
         change = change.content
     if isinstance(change, Entry) and change.reason is not None:
         return change

@@ -1,11 +1,10 @@
-"""Many offsets of a journal: a set of them in memory, and the ranges to read for some."""
+"""The requests that have ended, in memory while an index is rebuilt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from blackbox.core.bits import SEGMENT, Bits
-from blackbox.core.plan import Bounds
 
 _BYTES = SEGMENT // 8
 _BITS = tuple(0x80 >> bit for bit in range(8))
@@ -52,17 +51,3 @@ class OffsetSet:
         below = Bits({at: bits for at, bits in found.items() if at == first // SEGMENT})
         found |= below.changed((), [offset for offset in below if offset < first])
         return {at: stripped for at, bits in found.items() if (stripped := bits.rstrip(b"\0"))}
-
-
-def stretches(offsets: Iterable[int], far_apart: int) -> Iterator[Bounds]:
-    """The ranges that cover some sorted offsets, split where two offsets are far apart."""
-    first = last = -1
-    for offset in offsets:
-        if first >= 0 and offset - last > far_apart:
-            yield Bounds(first, last + 1)
-            first = -1
-        if first < 0:
-            first = offset
-        last = offset
-    if first >= 0:
-        yield Bounds(first, last + 1)

@@ -15,7 +15,6 @@ from blackbox.core.plan import (
     Carried,
     Change,
     Cold,
-    NextRequest,
     Replacement,
     Tail,
     Touched,
@@ -94,10 +93,9 @@ def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
         [offset for offset, change in changes if type(change) in (Carried, Replacement)],
         [change.origin for _, change in changes if type(change) is Carried],
         [offset for offset, change in changes if change.caller_id is not None],
-        [change.follows for _, change in changes if type(change) is NextRequest],
     )
 
 
 def _may_be_cold(change: Change) -> bool:
-    content = change.content if isinstance(change, Replacement | NextRequest) else change
+    content = change.content if type(change) is Replacement else change
     return type(content) in (Cold, Carried)

@@ -5,7 +5,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -35,6 +35,20 @@ class Bounds(NamedTuple):
             first = max(self.start, end - length)
             yield Bounds(first, end)
             end, length = first, length * 10
+
+
+def stretches(offsets: Iterable[int], far_apart: int) -> Iterator[Bounds]:
+    """The ranges that cover some sorted offsets, split where two offsets are far apart."""
+    first = last = -1
+    for offset in offsets:
+        if first >= 0 and offset - last > far_apart:
+            yield Bounds(first, last + 1)
+            first = -1
+        if first < 0:
+            first = offset
+        last = offset
+    if first >= 0:
+        yield Bounds(first, last + 1)
 
 
 class Binding(NamedTuple):
@@ -143,8 +157,7 @@ Postponed = tuple[int, Entry | None]
 class Touched(NamedTuple):
     """The parts of the index that a batch may touch: caller ids, requests of the cold tier, ids.
 
-    `replaced` are the ids whose request is replaced, `followed` the requests whose next one is in the
-    batch: they must not be in flight, as it matters whether they are pending. `conditional`
+    `replaced` are the ids whose request is replaced, and so must not be in flight. `conditional`
     are the offsets of records that count only if the request they name is pending, `holding` those of
     other records with a caller id. `origins` are the original requests of carried records.
     """
@@ -156,7 +169,6 @@ class Touched(NamedTuple):
     conditional: Sequence[int] = ()
     origins: Sequence[int] = ()
     holding: Sequence[int] = ()
-    followed: Sequence[int] = ()
 
 
 class Named(NamedTuple):
@@ -254,16 +266,8 @@ class Replacement(NamedTuple):
     too_late: Entry
 
 
-class NextRequest(NamedTuple):
-    """The request for the next time of the recurring one at `follows`; nothing while that is pending."""
-
-    follows: int
-    caller_id: str
-    content: Request | Cold | Entry
-
-
-Change = Request | Entry | Cancel | Cold | Carried | Replacement | NextRequest
-"""A valid request, one that can only become a dead letter, a cancel, or a cold, carried, replacing or next one."""
+Change = Request | Entry | Cancel | Cold | Carried | Replacement
+"""A valid request, one that can only become a dead letter, a cancel, or a cold, carried or replacing one."""
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
-from blackbox.core.offset_set import OffsetSet, stretches
+from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import parse
-from blackbox.core.plan import Batch, Bounds, Replacement
+from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
 from blackbox.records.carried import (
     carried,

@@ -11,12 +11,10 @@ from typing import NamedTuple
 from blackbox.core.interpret import refused_entry
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.parsing import Parsed
-from blackbox.core.plan import Batch, Carried, Change, NextRequest, Replacement
+from blackbox.core.plan import Batch, Carried, Change, Replacement
 from blackbox.records.carried import original_if_carried
 from blackbox.records.entry import Entry
 from blackbox.records.request import OUTCOME_UNKNOWN, Invalid, Reason, Record, Request
-
-_WithContent = Carried | Replacement | NextRequest
 
 
 class Rebuild(NamedTuple):
@@ -42,10 +40,7 @@ def outcome_unknown(batch: Batch, parsed: Parsed, before_ms: int) -> Parsed:
 
 def _unknown_if_due(record: Record, change: Change, before_ms: int) -> Change:
     """The change that a record makes, as a dead letter if its request may have had an outcome."""
-    if type(change) is NextRequest and record.timestamp_ms <= before_ms:
-        # written with the outcome of the request before it, which may be gone
-        change = change.content
-    content = change.content if isinstance(change, _WithContent) else change
+    content = change.content if isinstance(change, Carried | Replacement) else change
     due_ms = content.due_ms if isinstance(content, Request | Entry) else None
     is_old_replacement = type(change) is Replacement and record.timestamp_ms <= before_ms
     is_valid = isinstance(content, Request) or (isinstance(content, Entry) and not content.reason)
@@ -60,4 +55,6 @@ def _unknown_if_due(record: Record, change: Change, before_ms: int) -> Change:
         original = original_if_carried(record)
         unknown = refused_entry(original, letter, due_ms or record.timestamp_ms)
         unknown = unknown._replace(caller_id=change.caller_id)
-    return change._replace(content=unknown) if isinstance(change, _WithContent) else unknown
+    return (
+        change._replace(content=unknown) if isinstance(change, Carried | Replacement) else unknown
+    )

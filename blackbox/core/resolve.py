@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blackbox.core.plan import Carried, Change, Cold, NextRequest, Plan, Replacement, View
+from blackbox.core.plan import Carried, Change, Cold, Plan, Replacement, View
 from blackbox.records.entry import Entry
 from blackbox.records.request import Cancel
 
@@ -34,10 +34,6 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
                 plan.ignored.add(offset)
             # `too_late` has no caller id: it ends nothing
             change = change.content if is_in_time else change.too_late
-        if type(change) is NextRequest:
-            if _asks_itself(plan, view, change):
-                continue
-            change = change.content
         if type(change) is Carried:
             if not _takes_over(plan, view, offset, change):
                 plan.ignored.add(offset)
@@ -55,13 +51,6 @@ def resolve(changes: Sequence[tuple[int, Change]], view: View) -> Plan:
         if change.caller_id is not None:
             plan.holders[change.caller_id] = offset
     return plan
-
-
-def _asks_itself(plan: Plan, view: View, change: NextRequest) -> bool:
-    """Whether the request before the next one is still pending; its delivery asks for the next time again."""
-    # A torn transaction: the next request is there, but the message or the receipt is not.
-    is_pending = plan.holders.get(change.caller_id) == change.follows
-    return is_pending and change.follows not in view.doubtful
 
 
 def _was_refused(view: View, offset: int) -> bool:

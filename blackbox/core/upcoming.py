@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from blackbox.core.parsing import touched_by
-from blackbox.core.plan import Carried, Change, NextRequest, Replacement, Touched
+from blackbox.core.plan import Carried, Change, Replacement, Touched
 
 
 class Upcoming(NamedTuple):
@@ -42,7 +42,6 @@ def upcoming(changes: Sequence[tuple[int, Change]]) -> Iterator[Upcoming]:
 def _upcoming(
     changes: Sequence[tuple[int, Change]], replacement: tuple[int, str, str | None] | None
 ) -> Upcoming:
-    # an outcome ends the request before a next one
-    others = [one for one in changes if not isinstance(one[1], Carried | NextRequest)]
+    others = [one for one in changes if type(one[1]) is not Carried]
     carried = [(o, c.previous, c.origin) for o, c in changes if type(c) is Carried]
     return Upcoming(touched_by(others), carried, replacement)

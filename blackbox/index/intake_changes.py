@@ -46,8 +46,7 @@ class IntakeChanges(Lookups):
 
         Data and the position `requests` change in one MULTI. Nothing happens when the position is at or beyond `end`
         already. Raises PositionsMoved when it is below `start`. `while_busy` is called at most once, while Redis is
-        busy with the batch. A request to be replaced or followed that is in flight is waited for, at most 2 s:
-        RecoveryRequired.
+        busy with the batch. A request to be replaced that is in flight is waited for, at most 2 s: RecoveryRequired.
         """
         deadline = time.monotonic() + IN_FLIGHT_WAIT_S
         for attempt in range(MAX_CONTENTION):
@@ -74,7 +73,7 @@ class IntakeChanges(Lookups):
                     return plan
             if is_in_flight and time.monotonic() > deadline:
                 raise RecoveryRequired(
-                    f"{self.shard}: the request to replace or to follow is still in flight after "
+                    f"{self.shard}: the request to replace is still in flight after "
                     f"{IN_FLIGHT_WAIT_S:g} s; requests are read again from {start}"
                 )
             if is_in_flight:  # outside the lock, so that dispatch can settle the batch
@@ -87,7 +86,7 @@ class IntakeChanges(Lookups):
         segments = range(start // SEGMENT, (max(start, end - 1)) // SEGMENT + 1)
         # `receipts` is not watched: dispatch moves it all the time, and would make intake retry.
         watched = [self._keys.state, self._keys.skip]
-        if touched.replaced or touched.followed:
+        if touched.replaced:
             # before any read: what dispatch takes or settles after it makes the EXEC fail
             watched.append(self._keys.in_flight)
         commands = [pack("WATCH", *watched)]
@@ -206,12 +205,12 @@ class IntakeChanges(Lookups):
         }
 
     def _is_any_in_flight(self, touched: Touched, view: View) -> bool:
-        """Whether a request to be replaced or followed is in flight, or may have a receipt that is not settled.
+        """Whether a request to be replaced is in flight, or may have a receipt that is not settled.
 
         Raises PositionsMoved if the index went back: what looks pending may have been delivered.
         """
         self._settled = max(self._settled, view.positions.receipts)
-        if not touched.replaced and not touched.followed:
+        if not touched.replaced:
             return False
         if view.positions.receipts < self._settled:
             raise PositionsMoved(
@@ -219,9 +218,7 @@ class IntakeChanges(Lookups):
                 f"{view.positions}"
             )
         named = [view.named[id].offset for id in touched.replaced if id in view.named]
-        return self._may_have_gone_back(view.positions.receipts) or self._is_in_flight(
-            [*named, *touched.followed]
-        )
+        return self._may_have_gone_back(view.positions.receipts) or self._is_in_flight(named)
 
     def _may_have_gone_back(self, receipts: int) -> bool:
         """Whether what looks pending may have a receipt."""

@@ -133,8 +133,7 @@ class Keys:
     """hash: token -> the members of the batch that is being delivered, concatenated
 
     written -- dispatch
-    read    -- intake, before it replaces a request by id or stores one for a next time; look-ups and
-               cancels over HTTP and the command line
+    read    -- intake, before it replaces a request by id; look-ups and cancels over HTTP and the command line
     """
     paused: bytes
     """hash: target -> since when it is paused, epoch ms

@@ -18,8 +18,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from blackbox.core.offset_set import stretches
-from blackbox.core.plan import Binding, Bounds
+from blackbox.core.plan import Binding, Bounds, stretches
 from blackbox.journal.careful_reading import read_carefully
 from blackbox.journal.claimed_offsets import believed
 from blackbox.journal.kafka_access import (

@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import TypeAdapter, ValidationError
 
 from blackbox.records.entry import Entry, HeaderValues
-from blackbox.records.request import Headers, placed
+from blackbox.records.request import Headers
 
 HEADER = "blackbox-follows"
 """The last header of a request for the next time; delivered messages never have it."""
@@ -116,14 +116,6 @@ def next_request_headers(
 
 def follows(headers: HeaderValues) -> bool:
     return bool(headers) and headers[-1][0] == HEADER
-
-
-def followed(headers: Headers) -> int | None:
-    """The offset of the request whose next time a record asks for; None for other records."""
-    if not follows(headers):
-        return None
-    place = placed((headers[-1][1] or b"").decode(errors="replace"))
-    return None if place is None else place[1]
 
 
 def without_follows(headers: Headers) -> Headers:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from blackbox.core.interpret import refused_entry
-from blackbox.core.plan import Change, NextRequest, Replacement, View
+from blackbox.core.plan import Change, Replacement, View
 from blackbox.records.entry import Entry
 from blackbox.records.recurrence import follows
 from blackbox.records.refusal_causes import BrokenRule
@@ -106,6 +106,4 @@ def _not_admitted(
         # Redis keeps only the rule
         letter = letter._replace(detail=broken.in_general.detail)
     # a refused request still replaces: its caller has declared the earlier one obsolete
-    if isinstance(change, Replacement | NextRequest):
-        return change._replace(content=letter)
-    return letter
+    return change._replace(content=letter) if type(change) is Replacement else letter

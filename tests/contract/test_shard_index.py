@@ -18,7 +18,6 @@ from blackbox.core.plan import (
     Cold,
     DueEntries,
     IndexMetadata,
-    NextRequest,
     Plan,
     Positions,
     Postponed,
@@ -727,36 +726,35 @@ def test_no_replacement_is_decided_after_redis_lost_receipts(
     assert held(client).offsets() == [0, 1, 2, 3]
 
 
-def test_a_next_request_counts_although_it_is_read_before_its_delivery_is_settled(
+def test_a_replacement_is_too_late_although_it_is_read_before_the_delivery_is_settled(
     index: ShardIndex, open_index: Opener, client: redis.Redis
 ) -> None:
-    store(index, 0, 1, {0: entry(caller_id="a")})
+    store(index, 0, 1, {0: entry()})
     elsewhere = open_index()
     index.mark_in_flight([0], index.removed)
 
     def settle(receipts: int) -> bool:
         """Dispatch goes on while the intake of another process stores: it has read what is pending."""
-        index.settle(Settlement({0: "a"}, 1))
+        index.settle(Settlement({0: None}, 1))
         return False
 
     elsewhere.is_behind = settle
-    store(elsewhere, 1, 2, {1: NextRequest(0, "a", entry(caller_id="a"))})
+    assert store(elsewhere, 1, 2, {1: replacement_of_0()}).replaced == 0
 
-    assert held(client).offsets() == [1]
-    assert held(client).holders == {"a": 1}
+    assert entries.decode(held(client).payloads[1]).reason == "too-late"
 
 
-def test_a_next_request_is_not_read_while_an_opening_removes_what_was_delivered(
+def test_no_replacement_is_decided_while_an_opening_removes_what_was_delivered(
     index: ShardIndex, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_changes, "IN_FLIGHT_WAIT_S", 0.0)
-    store(index, 0, 2, {0: entry(), 1: entry(caller_id="a")})
+    store(index, 0, 2, {0: entry(), 1: entry()})
     index.mark_in_flight([0, 1], index.removed)
 
-    index.settle(Settlement({0: None}, index.positions.receipts))
+    index.settle(Settlement({1: None}, index.positions.receipts))
 
     with pytest.raises(RecoveryRequired, match="is still in flight"):
-        store(index, 2, 3, {2: NextRequest(1, "a", entry(caller_id="a"))})
+        store(index, 2, 3, {2: replacement_of_0()})
 
 
 # settle

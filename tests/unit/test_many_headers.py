@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from blackbox.core.interpret import interpret_record, refused_entry
-from blackbox.core.plan import Carried, Change, NextRequest, Replacement
+from blackbox.core.plan import Carried, Change, Replacement
 from blackbox.formats import FORMATS, Options, make_format
 from blackbox.formats.format import MAX_HEADERS
 from blackbox.formats.proto import timer_pb2
@@ -152,9 +152,8 @@ def test_the_headers_of_a_recurring_request_and_its_record_fit_into_its_next_rec
 
     following = read(Record(8, NOW_MS, b"a", next_request_value(entry, NOW_MS), headers))
 
-    assert isinstance(following, NextRequest)
-    assert isinstance(following.content, Request)
-    assert len(following.content.headers) == MAX_HEADERS
+    assert isinstance(following, Request)
+    assert len(following.headers) == MAX_HEADERS
     too_many = first._replace(
         headers=[*first.headers, TINY], value=orjson.dumps(asked | {"headers": own})
     )

@@ -974,48 +974,9 @@ BUGS = (
         ("tests/unit/test_rebuild.py",),
     ),
     Bug(
-        "next-request-replaces",
-        "The request for a next time replaces the one that it follows, although the message of that one was not delivered.",
-        (
-            Change(
-                "core/resolve.py",
-                "            if _asks_itself(plan, view, change):\n",
-                "            if False:\n",
-            ),
-        ),
-        (),
-        ("tests/unit/test_torn_recurrence.py",),
-    ),
-    Bug(
         "next-requests-unnamed",
         "Receipts do not name the requests for next times. If one is missing, the request never recurs again.",
         (Change("core/delivery_transaction.py", "            next=following,\n", ""),),
-        (),
-        ("tests/unit/test_torn_recurrence.py",),
-    ),
-    Bug(
-        "next-request-replaces-in-a-full-redis",
-        "If Redis has no room when a shard opens, the requests for next times that stay in Kafka end those that they follow.",
-        (
-            Change(
-                "core/upcoming.py",
-                "isinstance(one[1], Carried | NextRequest)",
-                "isinstance(one[1], Carried)",
-            ),
-        ),
-        (),
-        ("tests/unit/test_torn_recurrence.py",),
-    ),
-    Bug(
-        "earlier-times-become-dead-letters",
-        "If receipts are gone, a rebuild makes a dead letter of a time of a recurring request, although its next request shows the delivery.",
-        (
-            Change(
-                "core/rebuild.py",
-                "    if type(change) is NextRequest and record.timestamp_ms <= before_ms:\n",
-                "    if False:\n",
-            ),
-        ),
         (),
         ("tests/unit/test_torn_recurrence.py",),
     ),

@@ -632,7 +632,7 @@ BUGS = (
     ),
     Bug(
         "in-flight-watched-too-late",
-        "Intake reads what is pending before it watches what is in flight. A request that is settled in between ends its next one.",
+        "Intake of another process reads what is pending before it watches what is in flight. A request that is delivered in between is replaced all the same.",
         (
             Change(
                 "index/intake_changes.py",

@@ -655,7 +655,7 @@ BUGS = (
         (),
         (
             "tests/service/test_torn_transaction.py::"
-            "test_a_recurring_request_goes_on_and_loses_no_message_whatever_is_torn_off",
+            "test_a_recurring_request_goes_on_whatever_is_torn_off",
         ),
     ),
 )

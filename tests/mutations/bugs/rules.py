@@ -128,17 +128,4 @@ BUGS = (
         (),
         ("tests/unit/test_admission.py",),
     ),
-    Bug(
-        "refused-next-request-replaces",
-        "If callers' rules refuse the request for a next time, it ends the one that it follows, although the message of that was not delivered.",
-        (
-            Change(
-                "rules/rulings.py",
-                "    if isinstance(change, Replacement | NextRequest):\n",
-                "    if isinstance(change, Replacement):\n",
-            ),
-        ),
-        (),
-        ("tests/unit/test_torn_recurrence.py",),
-    ),
 )
