@@ -1,4 +1,4 @@
-"""What `BLACKBOX_LINGER_MS` costs and saves: lateness, processor time and transactions at steady loads.
+"""The costs and savings of `BLACKBOX_LINGER_MS`: lateness, processor time and transactions at steady loads.
 
 Alternates between the values. `--tree` runs the service of another checkout, which may not know the setting.
 """

@@ -20,7 +20,7 @@ NONE = "-"
 
 
 class Report:
-    """What was measured until now. `rates` and `entries` grow with each round."""
+    """The measurements until now. `rates` and `entries` grow with each round."""
 
     def __init__(
         self, machine: dict[str, str], requests: int, rates: Rates, entries: list[Entry]

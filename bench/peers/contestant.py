@@ -1,4 +1,4 @@
-"""What the bench asks of every contestant that runs as processes of its own."""
+"""The interface of every contestant that runs as processes of its own."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def need(tool: str) -> str:
 
 
 def run(command: Sequence[str], folder: Path) -> str:
-    """What the command prints. Raises NotMeasured with the end of its errors."""
+    """The output of the command. Raises NotMeasured with the end of its errors."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(

@@ -35,7 +35,7 @@ class Clock:
 
 
 def machine(stack: EmbeddedStack) -> dict[str, str]:
-    """What the figures depend on."""
+    """The machine and the versions, on which the figures depend."""
     found = redis.Redis.from_url(stack.redis_url).info("server")
     memory_gb = psutil.virtual_memory().total / 2**30
     return {

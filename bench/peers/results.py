@@ -1,4 +1,4 @@
-"""What a contestant did: executions, what is missing or repeated among them, and the figures of a round."""
+"""The results of a contestant: executions, what is missing or repeated among them, and the figures of a round."""
 
 from __future__ import annotations
 

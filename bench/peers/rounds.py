@@ -34,7 +34,7 @@ FAILURES = (
 
 @dataclass(slots=True)
 class Entry:
-    """What the report says about one contestant."""
+    """The part of the report about one contestant."""
 
     one: Contestant
     version: str = ""

@@ -28,7 +28,7 @@ OPEN_FOLDER = "/page/"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What callers need for access through one of `hosts`; reading the open paths needs nothing.
+    """The conditions of access through one of `hosts`; reading the open paths needs nothing.
 
     If a token is set, reads need one of the tokens. Changes need `operate_token`; if that is not set,
     they are allowed on loopback only. Without any token, every caller on loopback may do everything;

@@ -235,7 +235,7 @@ class Places(BaseModel):
 
 
 class PutAwayState(BaseModel):
-    """What was done with dead letters."""
+    """The result of a change of dead letters."""
 
     done: list[str] = Field(description="the places of those that were replayed or discarded")
     left: dict[str, str] = Field(description="why others were not, by place")

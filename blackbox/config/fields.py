@@ -22,7 +22,7 @@ _MASTER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a value looks like, for `docs/configuration.md`, if the type and its limits do not say it."""
+    """The form of a value, for `docs/configuration.md`, if the type and its limits do not say it."""
 
     text: str
 

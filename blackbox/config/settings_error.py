@@ -19,7 +19,7 @@ class SettingsError(Exception):
 def explained(
     error: ValidationError, fields: Mapping[str, FieldInfo], found: Mapping[str, Alias]
 ) -> SettingsError:
-    """What pydantic refused, in terms of variables. `found` are the settings whose variable is an alias."""
+    """The errors of pydantic, in terms of variables. `found` are the settings whose variable is an alias."""
     lines = []
     for fault in error.errors():
         name = str(fault["loc"][0])

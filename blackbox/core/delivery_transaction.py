@@ -29,7 +29,7 @@ MOST_WAITS_FOR_INTAKE = 3
 
 
 class DeliveryTransaction:
-    """What one transaction sends; the caller begins it, and commits or aborts it.
+    """The content of one transaction; the caller begins it, and commits or aborts it.
 
     `ready` and `dead` are the requests that it ends; a message that the client refuses is in both.
     `known` is the position `requests` of the index. `left_out` are requests of the batch that stay

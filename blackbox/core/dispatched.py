@@ -1,4 +1,4 @@
-"""What one tick of dispatch did."""
+"""The result of one tick of dispatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.core.plan import Postponed
 
 @dataclass(slots=True)
 class Dispatched:
-    """What one tick did.
+    """The result of one tick.
 
     `due_ms` are the due times of what it delivered, `targets` the number of messages by target.
     `next_due_ms` is the next due or retry time, None if there is none.

@@ -46,7 +46,7 @@ class DueBatch:
         return bool(self.ready or self.dead)
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
-        """What goes into one transaction."""
+        """The entries for one transaction."""
         yield from self.ready.items()
         yield from self.dead.items()
 

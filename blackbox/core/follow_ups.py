@@ -206,7 +206,7 @@ class FollowUps:
     def parts(
         self, sent: Mapping[int, Entry], superseded: Container[int]
     ) -> Iterator[Sequence[int]]:
-        """What was sent without those that were superseded, in the parts in which it is sent again."""
+        """The requests that were sent without those that were superseded, in the parts in which they are sent again."""
         left = [offset for offset in sent if offset not in superseded]
         safe = [offset for offset in left if not self.topics(sent[offset])]
         others = [offset for offset in left if self.topics(sent[offset])]

@@ -114,7 +114,7 @@ class Intake:
         return self.store(parsed, latest_ms, opening=opening)
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
-        """What this batch replaces, cancels or carries on, before it can be stored."""
+        """The requests that this batch replaces, cancels or carries on, before it can be stored."""
         return upcoming(parse(self.format, batch, latest_ms, self.horizon_ms).changes)
 
 

@@ -74,7 +74,7 @@ class JournalSearch:
     limit: ReadLimit = field(default_factory=ReadLimit)
 
     def outcome(self, own: OwnRecord, since: int = 0) -> RequestStatus | None:
-        """What a receipt says of it, without the reason of a dead letter; None: no receipt names it.
+        """The outcome in its receipt, without the reason of a dead letter; None: no receipt names it.
 
         No receipt below `since` is read.
         """

@@ -15,7 +15,7 @@ RECORD_GONE = "the record was too large for Redis and is no longer in Kafka"
 
 
 def stand_in(shard: Shard, offset: int, entry: Entry, format: Format) -> tuple[Record, str]:
-    """What is left of a request in Redis, and the detail of its dead letter."""
+    """The remains of a request in Redis, and the detail of its dead letter."""
     detail = entry.detail or ""
     if entry.left_bytes:
         detail = f"{detail}; {RECORD_GONE}"

@@ -1,4 +1,4 @@
-"""What a request's own record says of it."""
+"""The status of a request by its own record."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def parse(
 
 
 def touched_by(changes: Sequence[tuple[int, Change]]) -> Touched:
-    """What must be read from the index before these changes can be planned."""
+    """The parts of the index that must be read before these changes can be planned."""
     # the usual request touches nothing else
     changes = [
         one for one in changes if type(one[1]) is not Request or one[1].caller_id is not None

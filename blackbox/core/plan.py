@@ -272,7 +272,7 @@ Change = Request | Entry | Cancel | Cold | Carried | Replacement
 
 @dataclass(slots=True)
 class Plan:
-    """What a batch changes: entries to put by offset, pending ones to remove, holders of caller ids.
+    """The changes of a batch: entries to put by offset, pending ones to remove, holders of caller ids.
 
     `to_cold` are requests new in the cold tier, `from_cold` those that leave it. `carried` are
     those that come from there, into the index or as another record. `ignored` are conditional

@@ -1,4 +1,4 @@
-"""What the verbs need of a shard's index, of its journals, of its producer, and of the callers' rules."""
+"""The interfaces of the verbs: a shard's index, its journals, its producer, and the callers' rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NONE_RELEASED: Mapping[str, int] = {}
 
 
 class IntakeIndex(Protocol):
-    """What intake needs of a shard's index. `ShardIndex` implements this and the next five protocols."""
+    """The part of a shard's index that intake needs. `ShardIndex` implements this and the next five protocols."""
 
     @property
     def shard(self) -> Shard: ...
@@ -49,7 +49,7 @@ class IntakeIndex(Protocol):
 
 
 class SettlingIndex(Protocol):
-    """What the removal of ended requests needs of it, and the end of doubts."""
+    """The part for the removal of ended requests, and for the end of doubts."""
 
     @property
     def shard(self) -> Shard: ...
@@ -64,7 +64,7 @@ class SettlingIndex(Protocol):
 
 
 class DispatchIndex(SettlingIndex, Protocol):
-    """What dispatch needs of it, beside the removal of what it has delivered."""
+    """The part for dispatch, beside the removal of delivered requests."""
 
     @property
     def removed(self) -> int: ...
@@ -82,14 +82,14 @@ class DispatchIndex(SettlingIndex, Protocol):
 
 
 class LowWaterIndex(Protocol):
-    """What the low-water mark needs of it."""
+    """The part for the low-water mark."""
 
     def unrecorded(self, most: int) -> tuple[int, list[int]]: ...
     def settle(self, done: Settlement) -> None: ...
 
 
 class PreparationIndex(Protocol):
-    """What recovery needs of it until it knows where to read: the index is kept, or emptied."""
+    """The part for recovery until it knows where to read: the index is kept, or emptied."""
 
     @property
     def positions(self) -> Positions: ...
@@ -113,7 +113,7 @@ class PreparationIndex(Protocol):
 
 
 class RecoveryIndex(PreparationIndex, SettlingIndex, Protocol):
-    """What recovery needs of it from there on, while it reads both journals."""
+    """The part for recovery from there on, while it reads both journals."""
 
     def pending(self, rank: int, limit: int) -> list[int]: ...
     def holders(self, caller_ids: Sequence[str]) -> dict[str, int]: ...
@@ -180,7 +180,7 @@ class Admission(Protocol):
 
 
 class Rulings(Protocol):
-    """What the rules of one moment say about the requests of one batch, each known by its place in it."""
+    """The decisions of the rules at one moment about the requests of one batch, each known by its place in it."""
 
     def see(
         self, place: int, record: Record, asked: Request, change: Change, start_ms: int

@@ -38,7 +38,7 @@ MOST_UNREAD = 1_000_000
 
 
 class PromotionJournal(Protocol):
-    """What promotion needs of the request topic."""
+    """The part of the request topic that promotion needs."""
 
     def request_bounds(self) -> Bounds: ...
     def log_end(self) -> int: ...
@@ -62,7 +62,7 @@ class PromotionProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What a run did for a shard: of `cold` requests, `promoted` were written again and `renewed` stay cold.
+    """The result of a run for a shard: of `cold` requests, `promoted` were written again and `renewed` stay cold.
 
     `lost` are requests that retention removed from Kafka while they were cold: they become dead
     letters. `refused` are those whose record Kafka does not take again. `passed_over` are those that a

@@ -31,7 +31,7 @@ NO_BINDING = Binding("", "", "", "")
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening a shard did: outcomes applied, messages found missing, requests lost to retention.
+    """The result of opening a shard: outcomes applied, messages found missing, requests lost to retention.
 
     `mark` is the last low-water mark, `binding` what the index belongs to.
     """

@@ -1,4 +1,4 @@
-"""What becomes of a batch of which brokers refused something: each request waits, goes alone, or becomes a dead letter."""
+"""The handling of a batch that brokers refused in part: each request waits, goes alone, or becomes a dead letter."""
 
 from __future__ import annotations
 

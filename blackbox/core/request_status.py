@@ -1,4 +1,4 @@
-"""What became of a request: the values of a look-up."""
+"""The status of a request: the values of a look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch of requests changes in an index.
+"""The changes that a batch of requests makes in an index.
 
 Pure: no I/O, no clock.
 """

@@ -1,4 +1,4 @@
-"""What outcomes change in an index, as a `Plan` is what requests change.
+"""The changes that outcomes make in an index, as a `Plan` has those of requests.
 
 Pure: no I/O, no clock.
 """

@@ -18,7 +18,7 @@ OPEN_KAFKA = (
     "every user of this machine can read, write and delete the topics of this Kafka: it is for "
     "demos and tests"
 )
-"""What whoever starts this Kafka must know."""
+"""A warning for everyone who starts this Kafka."""
 
 
 class EmbeddedStack:

@@ -121,7 +121,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class Report(NamedTuple):
-    """What a process counted and shows, for JSON. `lateness`: the counts of its buckets, then the sum in s."""
+    """The counters and gauges of a process, for JSON. `lateness`: the counts of its buckets, then the sum in s."""
 
     counters: Sequence[Sample] = ()
     gauges: Sequence[Sample] = ()

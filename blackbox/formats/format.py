@@ -49,7 +49,7 @@ _RFC_3339 = re.compile(
 
 
 class RefusedError(Exception):
-    """What was wrong: the reason word, and a detail that names the value and the remedy."""
+    """The reason of a refusal: its word, and a detail that names the value and the remedy."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -58,7 +58,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a deployment decides about the records of one request topic, `topic`.
+    """The settings of a deployment for the records of one request topic, `topic`.
 
     own_topics   -- whether a topic is blackbox's own and so cannot be a target; its answer for a
                     name that is allowed is remembered
@@ -168,7 +168,7 @@ def _too_many(record: Record) -> Invalid | None:
 
 
 def parser_error(error: Exception) -> Invalid:
-    """What becomes of a record at which the parser itself fails: else it would stop its shard for good."""
+    """The refusal of a record at which the parser itself fails: else it would stop its shard for good."""
     frames = walk_tb(error.__traceback__)
     where = [f"{Path(frame.f_code.co_filename).name}:{line}" for frame, line in frames]
     detail = f"the parser failed: {type(error).__name__} at {where[-1]}; report it with the record"

@@ -15,14 +15,14 @@ from blackbox.records.request import member, offset_in
 
 
 class Identity(NamedTuple):
-    """What the payload of an entry says of its end: its reason as a dead letter, and its caller id."""
+    """The part of a payload about the end of its entry: its reason as a dead letter, and its caller id."""
 
     reason: str | None
     caller_id: str | None
 
 
 class Lookups(GuardedIndex):
-    """What recovery, intake and dispatch ask the index."""
+    """The reads of recovery, intake and dispatch."""
 
     def pending(self, rank: int, limit: int) -> list[int]:
         """The entries from this rank on, by due time."""
@@ -101,7 +101,7 @@ class Lookups(GuardedIndex):
         }
 
     def _identities(self, offsets: Sequence[int]) -> dict[int, Identity | None]:
-        """What the payloads of these requests say, None if it cannot be read; without those that have none."""
+        """The identities in the payloads of these requests, None if it cannot be read; without those that have none."""
         # No more is kept of each: thousands of requests may have long headers.
         entries = (
             (int(name, 16), as_entry(head))

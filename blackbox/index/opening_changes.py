@@ -22,7 +22,7 @@ from blackbox.records.receipt import Mark
 
 
 class OpeningChanges(Lookups):
-    """What recovery and `rebind` change; if another process stores anything during that time, they start again."""
+    """The changes of recovery and `rebind`; if another process stores anything during that time, they start again."""
 
     def load(self) -> IndexMetadata | None:
         """Read what the index says of itself, and take its positions as last seen; None: it is empty.

@@ -1,4 +1,4 @@
-"""What all shards share in Redis: counts per second, pending requests of callers, paused targets.
+"""The state that all shards share in Redis: counts per second, pending requests of callers, paused targets.
 
 No request depends on it: counts that are lost start again at zero, and nothing is paused then.
 """

@@ -1,4 +1,4 @@
-"""What the stored fields of an index say."""
+"""The meaning of the stored fields of an index."""
 
 from __future__ import annotations
 

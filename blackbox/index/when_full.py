@@ -34,7 +34,7 @@ return 1
 
 
 class Seen(NamedTuple):
-    """What an index said of itself when it was last seen; empty: nothing."""
+    """The state of an index when it was last seen; empty: there was none."""
 
     format: bytes
     requests: bytes | int

@@ -1,4 +1,4 @@
-"""What is at an offset of a partition, also where the client returns nothing.
+"""The record at an offset of a partition, also where the client returns nothing.
 
 The client takes a record whose key or value has a length below -1 for the end of what was fetched, and fetches it
 again for ever. Brokers accept such a record: for them, any negative length stands for null. The only sign of it
@@ -82,7 +82,7 @@ class OffsetLookup:
         self._consumer: Consumer | None = None
 
     def first_from(self, topic: str, partition: int, offset: int) -> Message:
-        """What is first from this offset on: a message, or an error that belongs to an offset.
+        """The first result from this offset on: a message, or an error that belongs to an offset.
 
         A record that the client never returns is such an error, and so is the end of a partition. If the
         client still skips offsets after `within_s`, such as aborted records, the same error is returned with
@@ -107,7 +107,7 @@ class OffsetLookup:
     def _look(
         self, place: tuple[str, int], offset: int, *, only_there: bool = False
     ) -> Message | None:
-        """What is returned first, or None if the client has passed over the offset.
+        """The first result, or None if the client has passed over the offset.
 
         With `only_there` as soon as it has, otherwise after `within_s`.
         """

@@ -1,4 +1,4 @@
-"""What a consumer returns for one partition: messages, and errors in the place of some."""
+"""The results of a consumer for one partition: messages, and errors in the place of some."""
 
 from __future__ import annotations
 

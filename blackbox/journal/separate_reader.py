@@ -59,7 +59,7 @@ class SeparateReader:
         return not self.is_alive and self._found.empty()
 
     def take(self) -> Batch | None:
-        """What was read next, if anything; does not wait."""
+        """The next result, if there is one; does not wait."""
         try:
             batch = self._found.get_nowait()
         except Empty:

@@ -1,4 +1,4 @@
-"""What the brokers say of topics; the names of the topics that blackbox owns."""
+"""Topics as the brokers describe them; the names of the topics that blackbox owns."""
 
 from __future__ import annotations
 

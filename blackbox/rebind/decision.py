@@ -45,7 +45,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done with an index, and the `barrier` that says so in Kafka; without both, nothing.
+    """The plan for an index, and the `barrier` that records it in Kafka; without both, nothing is done.
 
     `gone` is written again in the barrier's transaction. Then the index is emptied (`is_emptied`), or
     loses the requests from `first` on and is bound at `positions`. `begins`: the barrier carries a mark

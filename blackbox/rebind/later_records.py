@@ -1,4 +1,4 @@
-"""What has ended the requests of an index since: later records of their callers, and messages in doubt."""
+"""The records that have ended requests of an index since: later ones of their callers, and messages in doubt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Newer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class WrittenSince:
-    """What callers have written to a request topic; `before` has its bounds at the beginning of the run."""
+    """The records that callers have written to a request topic; `before` has its bounds at the beginning of the run."""
 
     topic: str
     format: Format
@@ -75,7 +75,7 @@ class WrittenSince:
     _known: dict[int, Newer] = field(default_factory=dict)
 
     def newer(self, partitions: Iterable[int], first: int) -> Newer:
-        """What these partitions have from the offset `first` on."""
+        """The records of these partitions from the offset `first` on."""
         found = [self._newer(partition, first) for partition in partitions]
         return Newer(
             set[str]().union(*(one.caller_ids for one in found)),

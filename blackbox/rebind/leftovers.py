@@ -46,7 +46,7 @@ OF_THE_RECORD = {Reason.TOO_LARGE, Reason.REFUSED, Reason.BROKER_ERROR}
 
 @dataclass(slots=True)
 class Rebound:
-    """What was done for a shard: why, and how many pending requests were written again, or dropped.
+    """The result for a shard: why, and how many pending requests were written again, or dropped.
 
     `cold` are those beyond the horizon, which were only in the request topic, and are gone with it.
     `superseded` are those under whose id the caller has written another request, or a cancel, since.

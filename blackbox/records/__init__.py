@@ -1,1 +1,1 @@
-"""What callers ask for and what blackbox writes: values in, values out."""
+"""Requests, and the records that blackbox writes: values in, values out."""

@@ -27,7 +27,7 @@ def replaces(headers: Headers) -> bool:
 
 
 def cancel_of(record: Record) -> Cancel | Invalid:
-    """What a cancel asks for, or which request a replacement ends."""
+    """The request that a cancel or a replacement ends."""
     name, value = record.headers[-1]
     text = (value or b"").decode(errors="replace")
     try:

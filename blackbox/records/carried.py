@@ -89,7 +89,7 @@ def carry_on(record: Record, *, is_cold: bool) -> Headers:
 
 
 def removed_record(offset: int) -> Record:
-    """What promotion writes again of a cold request whose record Kafka has removed: nothing but the header."""
+    """The record that promotion writes for a cold request whose record Kafka has removed: nothing but the header."""
     return Record(offset, 0, None, None, [])
 
 

@@ -1,4 +1,4 @@
-"""What stops a verb: errors that require recovery, and a full index, which only time can resolve."""
+"""The errors that stop a verb: those that require recovery, and a full index, which only time can resolve."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Outgoing(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What a smaller form of a dead letter lacks: the value of this size; if `is_bare`, key and headers too."""
+    """The parts that a smaller form of a dead letter lacks: the value of this size; if `is_bare`, key and headers too."""
 
     value_bytes: int
     is_bare: bool
@@ -99,6 +99,6 @@ def dead_letters(
 
 
 def left_out(detail: str) -> LeftOut | None:
-    """What a dead letter with this detail lacks; None if it is the whole record."""
+    """The parts that a dead letter with this detail lacks; None if it is the whole record."""
     found = _LEFT_OUT.search(detail)
     return None if found is None else LeftOut(int(found[1]), found[2] is not None)

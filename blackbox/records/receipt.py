@@ -26,7 +26,7 @@ DOUBTFUL = 8
 
 
 class Claim(NamedTuple):
-    """What a receipt says of one request: its message, dead letter or next request is at offset `there` of `at`.
+    """The claim of a receipt about one request: its message, dead letter or next request is at offset `there` of `at`.
 
     `at` is a `topic/partition`. `outcome` is "delivered", NEXT, or the part of a receipt that says why
     there is a dead letter. `topic_id` is the beginning of the topic's id.

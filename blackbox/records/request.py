@@ -235,7 +235,7 @@ def member(offset: int) -> bytes:
 
 
 class Second(NamedTuple):
-    """What is counted, such as a caller's requests, and in which second of which clock, unix time."""
+    """A counter, such as that of a caller's requests, and its second, unix time, by which clock."""
 
     kind: str
     name: str

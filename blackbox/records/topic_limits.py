@@ -1,4 +1,4 @@
-"""What a topic refuses that others take, checked before it makes a whole batch fail."""
+"""The limits of topics, checked before a record that exceeds one makes a whole batch fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callers' rules say about the requests of one batch."""
+"""The decisions of the callers' rules about the requests of one batch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PLACE = [*SHARD, "offset"]
 TABLES = ("requests", "outcomes")
 
 NO_OUTCOMES = ("void", "gone", "ignored", "cut", "mark", "unknown")
-"""What a row of outcomes may say instead of how a request has ended."""
+"""The values of a row of outcomes that are not an end of a request."""
 
 
 class JournalKey(NamedTuple):

@@ -1,1 +1,1 @@
-"""What runs in the environments of the peers: jobs, workers, and clients that schedule."""
+"""The programs that run in the environments of the peers: jobs, workers, and clients that schedule."""

@@ -17,7 +17,7 @@ EVEN = 4
 FIRST_COST_S = 1 / 2_000
 
 Costs = Mapping[Partition, float]
-"""What an offset of each partition costs, in seconds: large records cost many times as much as small ones."""
+"""The cost of an offset of each partition, in seconds: large records cost many times as much as small ones."""
 
 
 def batch_ends(start: Offsets, end: Offsets, most: int, costs: Costs, tasks: int) -> Offsets:

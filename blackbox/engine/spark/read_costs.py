@@ -1,4 +1,4 @@
-"""What reading and storing an offset of each partition costs: measured by intake's tasks, for the plan of its batches."""
+"""The cost of reading and storing an offset of each partition: measured by intake's tasks, for the plan of its batches."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class ShardStart(NamedTuple):
 
 
 class PlannedReads(NamedTuple):
-    """What the plan is to do."""
+    """The plan for the next batches: how many tasks, and which partitions from which offset on."""
 
     tasks: int
     begun: dict[Partition, ShardStart]
@@ -70,7 +70,7 @@ class ReadPlan:
 
 
 def read_plan_from(path: Path) -> PlannedReads:
-    """What was written last."""
+    """The last plan that was written."""
     tasks, rows = orjson.loads(path.read_bytes())
     return PlannedReads(
         tasks, {(topic, at): ShardStart(number, start) for topic, at, number, start in rows}

@@ -263,7 +263,7 @@ class _Audit:
 
 
 def _patiently(look: Callable[[], Found]) -> Found:
-    """What is found once that is nothing, or when the patience has ended."""
+    """The last result: an empty one, or that at the end of the patience."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = look()

@@ -23,7 +23,7 @@ HELD = (
     "topic string, partition int, offset long, at_ms long, entry boolean, payload boolean, "
     "cold boolean, ignored boolean"
 )
-"""What an index holds of a request: its entry, its payload, or both; or the bit of a cold request.
+"""The parts of an index about one request: its entry, its payload, or both; or the bit of a cold request.
 
 Or, for a replacement by id or a carried record: that it did not count.
 """

@@ -51,7 +51,7 @@ WRITING = {
 
 @dataclass(slots=True)
 class TableDone:
-    """What a run did to a table, and the table's size now."""
+    """The result of a run for one table, and the table's size now."""
 
     rows_added: int = 0
     compacted: int = 0
