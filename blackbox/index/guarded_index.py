@@ -14,7 +14,7 @@ from blackbox.index.command_builder import CommandBuilder, chunks
 from blackbox.index.connection import Connections, RedisSession, pack
 from blackbox.index.payload_heads import HEAD_BYTES, read_heads
 from blackbox.index.stored_fields import FORMAT, positions_of
-from blackbox.index.when_full import Seen, in_one_script
+from blackbox.index.when_full import SeenState, in_one_script
 from blackbox.records.errors import IndexFull, PositionsMoved, RecoveryRequired
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard, member
@@ -66,13 +66,13 @@ class GuardedIndex(CommandBuilder):
                 raise reply
         return replies is not None
 
-    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions | Seen) -> bool:
+    def _exec_even_if_full(self, commands: Sequence[bytes], seen: Positions | SeenState) -> bool:
         try:
             return self._run_multi(commands)
         except IndexFull:
             # A full Redis refuses even a MULTI that only removes; a script may do that. EXEC has
             # ended the WATCH, so the script compares the positions itself.
-            seen = seen if isinstance(seen, Seen) else Seen(FORMAT, *seen)
+            seen = seen if isinstance(seen, SeenState) else SeenState(FORMAT, *seen)
             script = in_one_script(self._keys, seen, commands)
             return bool(self._session.run([script])[0])
 
@@ -96,7 +96,7 @@ class GuardedIndex(CommandBuilder):
     def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
             found = self._check(*self._session.run(self._read_positions()))
-            script = in_one_script(self._keys, Seen(FORMAT, *found), [command])
+            script = in_one_script(self._keys, SeenState(FORMAT, *found), [command])
             if self._session.run([script])[0]:
                 return
         raise self._contended("marking deliveries in flight")

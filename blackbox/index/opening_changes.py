@@ -16,7 +16,7 @@ from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
 from blackbox.index.refused_bitmaps import segment_of
 from blackbox.index.stored_fields import FORMAT, claims_of, positions_of, stretch_of
-from blackbox.index.when_full import Seen
+from blackbox.index.when_full import SeenState
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
 
@@ -282,7 +282,7 @@ class OpeningChanges(Lookups):
             removals = [drop, pack("ZREM", self._keys.due, *names)]
             # A full Redis must not keep its own room. An index of an earlier version has no `positions`.
             format, requests, _, receipts = (found or b"" for found in self._loaded)
-            if not self._exec_even_if_full(removals, Seen(format, requests, receipts)):
+            if not self._exec_even_if_full(removals, SeenState(format, requests, receipts)):
                 raise self._changed_while_opening()
 
     def _watch_loaded(self) -> None:

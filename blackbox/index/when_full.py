@@ -33,7 +33,7 @@ return 1
 """
 
 
-class Seen(NamedTuple):
+class SeenState(NamedTuple):
     """The state of an index when it was last seen; empty: there was none."""
 
     format: bytes
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     receipts: bytes | int
 
 
-def in_one_script(keys: Keys, seen: Seen, commands: Iterable[bytes]) -> bytes:
+def in_one_script(keys: Keys, seen: SeenState, commands: Iterable[bytes]) -> bytes:
     """One packed command that runs packed `commands` if the index is still as `seen`."""
     reader = hiredis.Reader()
     reader.feed(b"".join(commands))

@@ -516,7 +516,7 @@ BUGS = (
         (
             Change(
                 "index/opening_changes.py",
-                "self._exec_even_if_full(removals, Seen(format, requests, receipts))",
+                "self._exec_even_if_full(removals, SeenState(format, requests, receipts))",
                 "self._exec_even_if_full(removals, self.positions)",
             ),
         ),
