@@ -11,7 +11,7 @@ from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
 from blackbox.core.lost_payload import reread
-from blackbox.core.parsing import parse
+from blackbox.core.parsing import parse_batch
 from blackbox.core.plan import Positions
 from blackbox.core.triage import Triage
 from blackbox.formats import Options, make_format
@@ -35,11 +35,11 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
     end = journal.request_bounds().end
     watch = Stopwatch()
     batches = journal.requests(0, end)
-    ahead = [parse(format, next(batches), _now_ms(), None)]
+    ahead = [parse_batch(format, next(batches), _now_ms(), None)]
 
     # As in the service: the next batch is parsed while Redis is busy with this one.
     def read_ahead() -> None:
-        ahead.extend(parse(format, batch, _now_ms(), None) for batch in islice(batches, 1))
+        ahead.extend(parse_batch(format, batch, _now_ms(), None) for batch in islice(batches, 1))
 
     while ahead:
         intake.store(ahead.pop(), _now_ms(), read_ahead)

@@ -29,7 +29,9 @@ MOST_WAITS_FOR_INTAKE = 3
 
 
 class DeliveryTransaction:
-    """The content of one transaction; the caller begins it, and commits or aborts it.
+    """The content of one transaction; the caller begins and commits it.
+
+    It is aborted here before Refused is raised, and if something was superseded; else by the caller.
 
     `ready` and `dead` are the requests that it ends; a message that the client refuses is in both.
     `known` is the position `requests` of the index. `left_out` are requests of the batch that stay
@@ -94,7 +96,7 @@ class DeliveryTransaction:
         """Wait until the brokers have all of it; return what is given up, as its target is unavailable."""
         return self._writer.flush(self._hopeless)
 
-    def take_back_superseded(self) -> Mapping[int, Refusal]:
+    def abort_if_superseded(self) -> Mapping[int, Refusal]:
         """Abort if a later record asks for some of it again, or cancels it; return these requests.
 
         Raises Refused instead if one of them has waited for intake too often.

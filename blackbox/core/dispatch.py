@@ -124,7 +124,7 @@ class Dispatch:
                 self._reader.read_ahead(batch, now_ms)
             failed = delivery.flush()
             # after the flush: only then are the offsets of the follow-ups known
-            superseded = delivery.take_back_superseded()
+            superseded = delivery.abort_if_superseded()
         except Refused as refused:
             # before the error requires recovery: the next owner would send the same batch again
             self._postpone(refused.suspects, delivery, did, now_ms)

@@ -107,4 +107,4 @@ class DueReader:
             pending=due.pending,
             in_doubt=len(due.doubtful),
         )
-        return did, self.triage.sort(due, now_ms) if due.entries else DueBatch()
+        return did, self.triage.divide(due, now_ms) if due.entries else DueBatch()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from blackbox.core.parsing import Parsed, parse, touched_by
+from blackbox.core.parsing import Parsed, parse_batch, touched_by
 from blackbox.core.plan import Batch, Plan, Tail, View
 from blackbox.core.ports import Admission, IntakeIndex, Rulings
 from blackbox.core.rebuild import Rebuild, outcome_unknown
@@ -108,14 +108,14 @@ class Intake:
         rulings = None if self.admission is None else self.admission.rulings()
         # I1. An invalid record becomes an entry that is due at once: dispatch writes the dead
         # letter in the transaction of a receipt, so it has one outcome even after a crash.
-        parsed = parse(self.format, batch, latest_ms, self.horizon_ms, rulings)
+        parsed = parse_batch(self.format, batch, latest_ms, self.horizon_ms, rulings)
         if opening is not None and opening.unknown_before_ms is not None:
             parsed = outcome_unknown(batch, parsed, opening.unknown_before_ms)
         return self.store(parsed, latest_ms, opening=opening)
 
     def upcoming(self, batch: Batch, latest_ms: int) -> Iterator[Upcoming]:
         """The requests that this batch replaces, cancels or carries on, before it can be stored."""
-        return upcoming(parse(self.format, batch, latest_ms, self.horizon_ms).changes)
+        return upcoming(parse_batch(self.format, batch, latest_ms, self.horizon_ms).changes)
 
 
 def _taken(plan: Plan, rulings: Rulings | None, kafka_ahead_ms: int | None) -> Taken:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from blackbox.core.own_record import OwnRecord, origin_of
-from blackbox.core.parsing import parse, touched_by
+from blackbox.core.parsing import parse_batch, touched_by
 from blackbox.core.plan import Batch, Carried, Cold, Named, Positions, Replacement, View
 from blackbox.core.ports import Journal
 from blackbox.core.request_status import DEAD, Place, RequestStatus
@@ -127,7 +127,9 @@ class JournalSearch:
             # The request for the next time has the same caller id, but does not replace this one:
             # it is written with this one's receipt.
             others = [record for record in batch.records if not self._follows(record, at)]
-            changes = parse(self.format, batch._replace(records=others), self.now_ms, None).changes
+            changes = parse_batch(
+                self.format, batch._replace(records=others), self.now_ms, None
+            ).changes
             touched = touched_by(changes)
             names_it = not named.keys().isdisjoint(touched.ids)
             if not (at in touched.cold or names_it or caller_id in touched.caller_ids):

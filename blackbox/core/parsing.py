@@ -47,7 +47,7 @@ class Parsed(NamedTuple):
         return self.epoch, UNKNOWN_EPOCH if self.tail is None else self.tail.epoch
 
 
-def parse(
+def parse_batch(
     format: Format,
     batch: Batch,
     latest_ms: int,

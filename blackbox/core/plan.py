@@ -274,6 +274,7 @@ Change = Request | Entry | Cancel | Cold | Carried | Replacement
 class Plan:
     """The changes of a batch: entries to put by offset, pending ones to remove, holders of caller ids.
 
+    A new request is put as the `Request` itself; an `Entry` is a dead letter or a carried one.
     `to_cold` are requests new in the cold tier, `from_cold` those that leave it. `carried` are
     those that come from there, into the index or as another record. `ignored` are conditional
     records (carried ones, and replacements by id) that did not count. `counted` are the puts, as

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 from blackbox.core.offset_set import OffsetSet
-from blackbox.core.parsing import parse
+from blackbox.core.parsing import parse_batch
 from blackbox.core.plan import Batch, Bounds, Replacement, stretches
 from blackbox.formats import Format
 from blackbox.records.carried import (
@@ -275,7 +275,9 @@ class Promotion:
     def _note_ended(self, batch: Batch, now_ms: int) -> None:
         # a carried record ends nothing under its caller id: it is the request that holds it
         others = [record for record in batch.records if not carried(record.headers)]
-        for _, change in parse(self.format, batch._replace(records=others), now_ms, None).changes:
+        for _, change in parse_batch(
+            self.format, batch._replace(records=others), now_ms, None
+        ).changes:
             if change.caller_id is not None:
                 self._ended.add(hash(change.caller_id))
             if isinstance(change, Cancel | Replacement) and change.id is not None:

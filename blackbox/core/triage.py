@@ -53,7 +53,7 @@ class Triage:
     retries: int = 5
     rates: Rates | None = None
 
-    def sort(self, due: DueEntries, now_ms: int) -> DueBatch:
+    def divide(self, due: DueEntries, now_ms: int) -> DueBatch:
         """Decide what to do with a batch that is due."""
         batch = DueBatch()
         for offset, entry in self._decoded(batch, due, now_ms).items():

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import formats, kafka, own_topics
-from blackbox.core.parsing import Parsed, parse
+from blackbox.core.parsing import Parsed, parse_batch
 from blackbox.engine import hidden_records
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.oscillator import Oscillator
@@ -153,7 +153,7 @@ class ProcessEngine:
             latest_ms = self._clock.latest_ms()
             admission = self._pool.admission
             return {
-                shard: parse(
+                shard: parse_batch(
                     self._formats[shard.topic],
                     batch,
                     latest_ms,

@@ -33,6 +33,8 @@ _WHY_ALONE = (
 
 
 class DispatchChanges(PostponingChanges):
+    """The steps of dispatch in Redis: `due` and `mark_in_flight` (D1), `settle` (D5)."""
+
     def due(
         self,
         now_ms: int,
@@ -116,7 +118,7 @@ class DispatchChanges(PostponingChanges):
         # Without payload and score, it was cancelled or replaced since. With a score only, it was refused,
         # or its payload was lost or has expired; it is read again from Kafka.
         lost = [name for name, payload in stored if payload is None]
-        scores = self._session.ask("ZMSCORE", self._keys.due, *lost) if lost else []
+        scores = self._redis.ask("ZMSCORE", self._keys.due, *lost) if lost else []
         ended = {name for name, score in zip(lost, scores, strict=True) if score is None}
         entries = [
             (offset, payload)
@@ -148,9 +150,9 @@ class DispatchChanges(PostponingChanges):
         with self._lock:
             # Mark, then check: a concurrent cancel either finds the mark or is found by the check.
             try:
-                self._check(*self._session.run([command, *self._read_positions()])[1:])
+                self._check(*self._redis.run([command, *self._read_positions()])[1:])
             except PositionsMoved:
-                self._session.run([forget])  # no other owner takes it back
+                self._redis.run([forget])  # no other owner takes it back
                 raise
             except IndexFull:
                 self._write_even_if_full(command)
@@ -197,6 +199,11 @@ class DispatchChanges(PostponingChanges):
         holders: Mapping[str, int],
         unread: Sequence[int],
     ) -> Iterator[bytes]:
+        """The commands of the MULTI that removes what has ended.
+
+        For the usual request: `ZREM due <member>`, `UNLINK msg:<member>` and, if it has a caller id, `HDEL ids <caller id>`.
+        For the batch: `UNLINK in-flight`, `SET receipts <position>`.
+        """
         removals = done.removals
         yield from self._remove([offset for offset in removals if offset < found.requests])
         # A later request may have taken the caller id since.
@@ -231,6 +238,6 @@ class DispatchChanges(PostponingChanges):
             for key in (self._keys.moved, self._keys.ended):
                 yield pack("ZREMRANGEBYSCORE", key, "-inf", f"({mark.requests}")
             first = mark.requests // SEGMENT
-            marked = self._session.ask("HKEYS", self._keys.refused)
+            marked = self._redis.ask("HKEYS", self._keys.refused)
             if ended := [f for f in marked if f != SENTINEL and segment_of(f) < first]:
                 yield pack("HDEL", self._keys.refused, *ended)

@@ -10,6 +10,8 @@ from blackbox.records.receipt import Claim
 
 
 class DoubtChanges(Lookups):
+    """The beginning and the end of doubts."""
+
     def mark_doubtful(self, claims: Mapping[int, Claim]) -> None:
         """Record that it is not known whether these were delivered: until it is, nothing else ends them."""
         with self._lock:

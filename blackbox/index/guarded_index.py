@@ -42,7 +42,7 @@ class GuardedIndex(CommandBuilder):
         self.connections = connections
         self.is_behind = is_behind
         self.topic_id = topic_id
-        self._session = RedisSession(connections, self._keys.state)
+        self._redis = RedisSession(connections, self._keys.state)
         self._lock = RLock()
         # format, requests, token and receipts, as `load` found them
         self._loaded: tuple[bytes | None, ...] = (None, None, None, None)
@@ -55,12 +55,12 @@ class GuardedIndex(CommandBuilder):
     def close(self) -> None:
         """Close the connection; safe to call twice."""
         with self._lock:
-            self._session.close()
+            self._redis.close()
 
     def _run_multi(
         self, commands: Iterable[bytes], while_busy: Callable[[], None] | None = None
     ) -> bool:
-        replies = self._session.run(chain((_MULTI,), commands, (_EXEC,)), while_busy)[-1]
+        replies = self._redis.run(chain((_MULTI,), commands, (_EXEC,)), while_busy)[-1]
         for reply in replies or ():
             if isinstance(reply, Exception):
                 raise reply
@@ -74,7 +74,7 @@ class GuardedIndex(CommandBuilder):
             # ended the WATCH, so the script compares the positions itself.
             seen = seen if isinstance(seen, SeenState) else SeenState(FORMAT, *seen)
             script = in_one_script(self._keys, seen, commands)
-            return bool(self._session.run([script])[0])
+            return bool(self._redis.run([script])[0])
 
     def _run_multi_while_opening(
         self, commands: Iterable[bytes], *, even_if_full: bool = False
@@ -95,9 +95,9 @@ class GuardedIndex(CommandBuilder):
 
     def _write_even_if_full(self, command: bytes) -> None:
         for _ in range(MAX_CONTENTION):
-            found = self._check(*self._session.run(self._read_positions()))
+            found = self._check(*self._redis.run(self._read_positions()))
             script = in_one_script(self._keys, SeenState(FORMAT, *found), [command])
-            if self._session.run([script])[0]:
+            if self._redis.run([script])[0]:
                 return
         raise self._contended("marking deliveries in flight")
 
@@ -108,7 +108,7 @@ class GuardedIndex(CommandBuilder):
 
     def _watch_positions(self, *keys: bytes) -> Positions:
         commands = [pack("WATCH", *keys), *self._read_positions()]
-        return self._check(*self._session.run(commands)[1:])
+        return self._check(*self._redis.run(commands)[1:])
 
     def _watch_pending(
         self, changes: Mapping[int, Postponed], *keys: bytes
@@ -118,9 +118,7 @@ class GuardedIndex(CommandBuilder):
             return self._watch_positions(*keys), {}
         names = [member(offset) for offset in changes]
         look = pack("ZMSCORE", self._keys.due, *names)
-        _, *positions, here = self._session.run(
-            [pack("WATCH", *keys), *self._read_positions(), look]
-        )
+        _, *positions, here = self._redis.run([pack("WATCH", *keys), *self._read_positions(), look])
         pending = {
             offset: change
             for (offset, change), score in zip(changes.items(), here, strict=True)
@@ -146,7 +144,7 @@ class GuardedIndex(CommandBuilder):
         # Not in a MULTI, which a full Redis refuses: the positions are read before and after.
         positions = self._read_positions(b"largest", b"doubtful", *self._expected)
         while True:
-            state, position, *replies, state_after, position_after = self._session.run(
+            state, position, *replies, state_after, position_after = self._redis.run(
                 [*positions, *commands, *positions]
             )
             self._check(state, position)
@@ -179,7 +177,7 @@ class GuardedIndex(CommandBuilder):
     def _fitting(self, names: list[bytes]) -> int:
         lengths = [pack("STRLEN", self._keys.message(name)) for name in names]
         total = 0
-        for count, length in enumerate(self._session.run(lengths)):
+        for count, length in enumerate(self._redis.run(lengths)):
             total += length
             if total > MAX_BATCH_BYTES:
                 return max(1, count)
@@ -187,7 +185,7 @@ class GuardedIndex(CommandBuilder):
 
     def _heads(self, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """The heads of those of these payloads that are there, as (member, head); see `read_heads`."""
-        if int(self._session.run([self._look_largest])[0] or 0) <= HEAD_BYTES:
+        if int(self._redis.run([self._look_largest])[0] or 0) <= HEAD_BYTES:
             # Nothing else would be read, and one MGET takes less time than a thousand GETRANGE.
             small = zip(names, self._mget(names), strict=True)
             yield from ((name, payload) for name, payload in small if payload is not None)
@@ -201,17 +199,17 @@ class GuardedIndex(CommandBuilder):
         # GETRANGE replies the same to a missing key as to an empty value, which is an unreadable payload.
         for chunk in chunks(empty):
             look = [pack("EXISTS", self._keys.message(name)) for name in chunk]
-            there = zip(chunk, self._session.run(look), strict=True)
+            there = zip(chunk, self._redis.run(look), strict=True)
             yield from ((name, b"") for name, is_there in there if is_there)
 
     def _starts(self, names: Sequence[bytes], count: int) -> list[bytes]:
         """The first so many bytes of each of these payloads."""
         keys = map(self._keys.message, names)
-        return self._session.run(pack("GETRANGE", key, 0, count - 1) for key in keys)
+        return self._redis.run(pack("GETRANGE", key, 0, count - 1) for key in keys)
 
     def _mget(self, names: Sequence[bytes]) -> list[bytes | None]:
         return self._ask_about([self._keys.message(name) for name in names], "MGET")
 
     def _ask_about(self, many: Sequence[Any], *command: bytes | str) -> list[Any]:
         """The replies of a command about each of these, asked about a thousand at once."""
-        return [one for chunk in chunks(many) for one in self._session.ask(*command, *chunk)]
+        return [one for chunk in chunks(many) for one in self._redis.ask(*command, *chunk)]

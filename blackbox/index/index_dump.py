@@ -135,13 +135,13 @@ class _SecondLook:
     # missing only if the other is there after the first look, and the one is still missing then.
 
     def __init__(self, session: RedisSession, keys: Keys) -> None:
-        self._session = session
+        self._redis = session
         self._keys = keys
 
     def without_payload(self, names: Sequence[bytes]) -> set[bytes]:
         if not names:
             return set()
-        if self._session.ask("EXISTS", *map(self._keys.message, names)) == len(names):
+        if self._redis.ask("EXISTS", *map(self._keys.message, names)) == len(names):
             return set()
         gone = self._with_payload(names, wanted=False)
         there = self._in_set(gone, wanted=True)
@@ -155,9 +155,9 @@ class _SecondLook:
     def _in_set(self, names: Sequence[bytes], *, wanted: bool) -> list[bytes]:
         if not names:
             return []
-        scores = self._session.ask("ZMSCORE", self._keys.due, *names)
+        scores = self._redis.ask("ZMSCORE", self._keys.due, *names)
         return [n for n, score in zip(names, scores, strict=True) if (score is not None) == wanted]
 
     def _with_payload(self, names: Sequence[bytes], *, wanted: bool) -> list[bytes]:
-        found = self._session.run(pack("EXISTS", self._keys.message(name)) for name in names)
+        found = self._redis.run(pack("EXISTS", self._keys.message(name)) for name in names)
         return [name for name, count in zip(names, found, strict=True) if bool(count) == wanted]

@@ -95,7 +95,7 @@ class IntakeChanges(Lookups):
             b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"verdicts_below",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
-        _, state, receipts, bitmaps = self._session.run(commands)
+        _, state, receipts, bitmaps = self._redis.run(commands)
         positions = positions_of(self.shard, state, receipts)
         if positions is None:
             raise PositionsMoved(
@@ -230,5 +230,5 @@ class IntakeChanges(Lookups):
 
     def _is_in_flight(self, offsets: Sequence[int]) -> bool:
         """Whether one of these requests is in flight."""
-        named = self._session.ask("HGETALL", self._keys.in_flight)
+        named = self._redis.ask("HGETALL", self._keys.in_flight)
         return not set(map(member, offsets)).isdisjoint(in_flight(named))

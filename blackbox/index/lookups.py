@@ -27,14 +27,14 @@ class Lookups(GuardedIndex):
     def pending(self, rank: int, limit: int) -> list[int]:
         """The entries from this rank on, by due time."""
         with self._lock:
-            names = self._session.ask("ZRANGE", self._keys.due, rank, rank + limit - 1)
+            names = self._redis.ask("ZRANGE", self._keys.due, rank, rank + limit - 1)
         return [int(name, 16) for name in names if name != SENTINEL]
 
     def stored(self, rank: int, limit: int) -> list[tuple[int, bytes | None]]:
         """The entries from this rank on, by due time, with their stored form; about 16 MiB at most."""
         with self._lock:
             look = pack("ZRANGE", self._keys.due, rank, rank + limit - 1)
-            names, largest = self._session.run([look, self._look_largest])
+            names, largest = self._redis.run([look, self._look_largest])
             there = [name for name in names if name != SENTINEL]
             found = self._payloads(there, int(largest or 0))
         return [(int(name, 16), payload) for name, payload in found]
@@ -46,7 +46,7 @@ class Lookups(GuardedIndex):
 
     def count_cold(self) -> int:
         with self._lock:
-            return int(self._session.ask("HGET", self._keys.state, "cold") or 0)
+            return int(self._redis.ask("HGET", self._keys.state, "cold") or 0)
 
     def cold_among(self, offsets: Iterable[int]) -> set[int]:
         """Those of these requests that are in the cold tier."""
@@ -59,7 +59,7 @@ class Lookups(GuardedIndex):
         """The caller id of each of these requests that is pending; others are left out."""
         with self._lock:
             # Without any caller id, payloads need not be read.
-            if not offsets or not self._session.ask("EXISTS", self._keys.ids):
+            if not offsets or not self._redis.ask("EXISTS", self._keys.ids):
                 return {}
             known = self._identities(offsets)
         return {o: None if found is None else found.caller_id for o, found in known.items()}
@@ -67,7 +67,7 @@ class Lookups(GuardedIndex):
     def moved(self, offsets: Sequence[int]) -> dict[int, int]:
         """The record by which each of these requests came into the index, if promotion wrote it again."""
         with self._lock:
-            if not offsets or not self._session.ask("EXISTS", self._keys.moved):
+            if not offsets or not self._redis.ask("EXISTS", self._keys.moved):
                 return {}
             return self._scores(self._keys.moved, offsets)
 
@@ -131,9 +131,9 @@ class Lookups(GuardedIndex):
             # Intake of another process may store in between, but names and position must match.
             while True:
                 read = self._read_positions()
-                state, receipts = self._session.run(read)
+                state, receipts = self._redis.run(read)
                 position = self._check(state, receipts).requests
                 look = pack(*by_score(self._keys.ignored, "-inf", f"({position}", 0, most))
-                names, state, receipts = self._session.run([look, *read])
+                names, state, receipts = self._redis.run([look, *read])
                 if self._check(state, receipts).requests == position:
                     return position, [int(name, 16) for name in names]

@@ -35,7 +35,7 @@ class OpeningChanges(Lookups):
         )  # fmt: skip
         look = [*self._read_positions(*names), pack("ZRANGE", self._keys.due, -1, -1)]
         with self._lock:
-            state, receipts, last, *there = self._session.run([*look, *self._look_expected()])
+            state, receipts, last, *there = self._redis.run([*look, *self._look_expected()])
             found = positions_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
             if found is None:
@@ -91,7 +91,7 @@ class OpeningChanges(Lookups):
                 about += (b"unknown", unknown_ms)
             if gone is not None:
                 about += (b"gone", orjson.dumps(gone))
-            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+            callers = self._redis.ask("ZRANGE", self._keys.callers, 0, -1)
             first = [
                 self._empty(callers),
                 pack("ZADD", self._keys.due, "+inf", SENTINEL),
@@ -118,7 +118,7 @@ class OpeningChanges(Lookups):
         """Empty an index; the next opening begins it from the journals."""
         with self._lock:
             self._drop_payloads()
-            callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+            callers = self._redis.ask("ZRANGE", self._keys.callers, 0, -1)
             self._run_multi_while_opening([self._empty(callers)])
             self.positions = Positions(-1, -1)
 
@@ -139,7 +139,7 @@ class OpeningChanges(Lookups):
                 pack("ZRANGE", keys.ignored, first, "+inf", "BYSCORE"),
                 pack("HGET", keys.state, "known_from"),
             ]
-            flat, ignored, known_from = self._session.run(look)
+            flat, ignored, known_from = self._redis.run(look)
             changes = [
                 self._write_requests(first, *self._bound(binding)),
                 self._write_receipts(positions.receipts),
@@ -247,7 +247,7 @@ class OpeningChanges(Lookups):
         ]
 
     def _unmark_refused(self, first: int) -> Iterator[bytes]:
-        flat = self._session.ask("HGETALL", self._keys.refused)
+        flat = self._redis.ask("HGETALL", self._keys.refused)
         for field, bitmap in zip(flat[::2], flat[1::2], strict=True):
             if field != SENTINEL and (segment := segment_of(field)) >= first // SEGMENT:
                 marked = Bits({segment: bitmap})
@@ -256,15 +256,15 @@ class OpeningChanges(Lookups):
 
     def _holders_from(self, first: int) -> list[bytes]:
         """The caller ids that requests at or above this offset hold, including those of the cold tier."""
-        flat = self._session.ask("HGETALL", self._keys.ids)
+        flat = self._redis.ask("HGETALL", self._keys.ids)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return [caller for caller, name in pairs if name and int(name, 16) >= first]
 
     def _counted_from(self, first: int) -> dict[bytes, list[int]]:
         """The counted requests at or above this offset, by the key of each caller."""
-        callers = self._session.ask("ZRANGE", self._keys.callers, 0, -1)
+        callers = self._redis.ask("ZRANGE", self._keys.callers, 0, -1)
         sets = [self._keys.of(caller.decode()) for caller in callers]
-        every = self._session.run([pack("ZRANGE", of, 0, -1) for of in sets]) if sets else []
+        every = self._redis.run([pack("ZRANGE", of, 0, -1) for of in sets]) if sets else []
         return {
             of: [offset for name in names if (offset := int(name, 16)) >= first]
             for of, names in zip(sets, every, strict=True)
@@ -275,7 +275,7 @@ class OpeningChanges(Lookups):
         # owner that was frozen must take nothing from the next one.
         while True:
             self._watch_loaded()
-            names = self._session.ask(*by_score(self._keys.due, "-inf", "(+inf", 0, CHUNK))
+            names = self._redis.ask(*by_score(self._keys.due, "-inf", "(+inf", 0, CHUNK))
             if not names:
                 return
             drop = pack("UNLINK", *(self._keys.message(name) for name in names))
@@ -288,7 +288,7 @@ class OpeningChanges(Lookups):
     def _watch_loaded(self) -> None:
         """Watch the index; raise PositionsMoved when it is not the one that `load` found."""
         watch = pack("WATCH", self._keys.state, self._keys.receipts)
-        _, state, receipts = self._session.run([watch, *self._read_positions(b"token")])
+        _, state, receipts = self._redis.run([watch, *self._read_positions(b"token")])
         if (*state, receipts) != self._loaded:
             raise PositionsMoved(
                 f"{self.shard}: the index has changed: expected {self._loaded}, found "

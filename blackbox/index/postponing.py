@@ -19,6 +19,8 @@ LOOKED_AT = 100
 
 
 class PostponingChanges(Lookups):
+    """New due times, and the bands of parked entries."""
+
     def postpone(self, changes: Mapping[int, Postponed], now_ms: int) -> None:
         """Postpone these pending entries, by offset, in one MULTI; those that have ended are left out."""
         with self._lock:
@@ -60,7 +62,7 @@ class PostponingChanges(Lookups):
         """Whether each payload that these changes replace is there."""
         replaced = [offset for offset, (_, entry) in changes.items() if entry is not None]
         names = [self._keys.message(member(offset)) for offset in replaced]
-        there: int = sum(self._session.ask("EXISTS", *chunk) for chunk in chunks(names))
+        there: int = sum(self._redis.ask("EXISTS", *chunk) for chunk in chunks(names))
         return there == len(names)
 
     def parked(self) -> Mapping[int, str]:
@@ -73,7 +75,7 @@ class PostponingChanges(Lookups):
         if self._parked is None:
             bands: list[int] = []
             lowest, end = parked_at(1, 0), span(BANDS)[1]
-            while first := self._session.ask(
+            while first := self._redis.ask(
                 *by_score(self._keys.due, lowest, end, 0, 1, "WITHSCORES")
             ):
                 bands.append(band_at(int(float(first[1]))))
@@ -84,7 +86,7 @@ class PostponingChanges(Lookups):
 
     def _target_of(self, band: int) -> str | None:
         """The target of a band; None if nothing is left in it."""
-        while names := self._session.run([self._read_band(band, LOOKED_AT)])[0]:
+        while names := self._redis.run([self._read_band(band, LOOKED_AT)])[0]:
             offsets = [int(name, 16) for name in names]
             if self._causes(offsets):
                 return LETTERS  # without payloads
@@ -127,7 +129,7 @@ class PostponingChanges(Lookups):
             with self._lock:
                 upto = first + CHUNK - 1
                 look = pack("ZRANGE", self._keys.due, first, upto, "WITHSCORES")
-                flat, largest = self._session.run([look, self._look_largest])
+                flat, largest = self._redis.run([look, self._look_largest])
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 names = [name for name, score in scores.items() if float(score) < BAND_MS]
                 stored = self._payloads(names, int(largest or 0))
@@ -153,7 +155,7 @@ class PostponingChanges(Lookups):
         while True:
             with self._lock:
                 look = by_score(self._keys.due, parked_at(band, 0), end, 0, CHUNK, "WITHSCORES")
-                flat, largest = self._session.run([pack(*look), self._look_largest])
+                flat, largest = self._redis.run([pack(*look), self._look_largest])
                 scores = dict(zip(flat[::2], flat[1::2], strict=True))
                 stored = self._payloads(list(scores), int(largest or 0))
             if not stored:

@@ -18,6 +18,10 @@ from blackbox.index.walk import Walk
 class ShardIndex(OpeningChanges, DoubtChanges, IntakeChanges, DispatchChanges):
     """One owner's access to a shard's index. Every method is safe to call from any thread.
 
+    Its parts, each in the module of its name: `OpeningChanges` for recovery, `IntakeChanges` (`store`),
+    `DispatchChanges` (`due`, `mark_in_flight`, `settle`) on `PostponingChanges`, `DoubtChanges`; below them
+    `Lookups` (reads), `GuardedIndex` (WATCH, MULTI, EXEC) and `CommandBuilder` (commands, not sent).
+
     Each change is one MULTI or one script, and so atomic, with three exceptions: `outcome_unknown`
     goes through the entries in steps, `mark_in_flight` marks and then checks, and `begin` and `discard`
     remove entries in steps before it. The payloads that `due` returns are read after the due times.

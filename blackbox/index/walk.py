@@ -31,7 +31,7 @@ class Walk:
         self._shard = shard
         self._keys = Keys(shard)
         self._token = token
-        self._session = RedisSession(connections, self._keys.state)
+        self._redis = RedisSession(connections, self._keys.state)
         self.positions = Positions(-1, -1)
         self._at = 0
         self._lowest: int | None = None
@@ -55,7 +55,7 @@ class Walk:
         if not offsets:
             return False
         look = zmscore(self._keys.due, offsets)
-        scores, *about = self._session.run([look, *self._about()])
+        scores, *about = self._redis.run([look, *self._about()])
         self._check(*about)
         if scores.count(None) < len(scores):  # rare: most have ended
             self._lowest = next(
@@ -67,12 +67,12 @@ class Walk:
     def slices(self) -> int:
         """The largest number of slices that are left."""
         # Below the first pending request, no more can have ended than in all.
-        pending = int(self._session.ask("ZCARD", self._keys.due)) - 1
+        pending = int(self._redis.ask("ZCARD", self._keys.due)) - 1
         ended = min(self._end - self._at, self.positions.requests - self._at - pending)
         return 1 + max(0, ended) // SLICE
 
     def close(self) -> None:
-        self._session.close()
+        self._redis.close()
 
     def _begin(self) -> None:
         keys = self._keys
@@ -85,7 +85,7 @@ class Walk:
         # In this order, the receipts below the first offset name only requests below the second.
         # Cold before hot: a request that is promoted in between is seen in one of the two.
         look = [receipts, *known, *others, pack("HKEYS", keys.cold)]
-        found, skipped, state, early, *about, segments = self._session.run(look)
+        found, skipped, state, early, *about, segments = self._redis.run(look)
         *known_below, mark, known_from, cold = state
         self.positions = self._check(found, *about)
         self._check_known(skipped, known_below, early)
@@ -97,7 +97,7 @@ class Walk:
             raise WalkVoid(f"{self._shard}: Redis lost a single key, {keys.cold.decode()}")
         if segments:
             first = min(map(int, segments))
-            bitmap, *about = self._session.run([pack("HGET", keys.cold, first), *self._about()])
+            bitmap, *about = self._redis.run([pack("HGET", keys.cold, first), *self._about()])
             self._check(*about)
             lowest = next(iter(Bits({first: bitmap or b""})), None)
             if lowest is None:  # taken from cold between the two reads

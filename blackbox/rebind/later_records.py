@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from blackbox.core.barrier import PATIENCE_S
 from blackbox.core.offset_set import OffsetSet
 from blackbox.core.outcomes import Outcomes
-from blackbox.core.parsing import parse
+from blackbox.core.parsing import parse_batch
 from blackbox.core.plan import Bounds, Change, Replacement
 from blackbox.formats import Format
 from blackbox.index.shard_index import ShardIndex
@@ -92,7 +92,9 @@ class WrittenSince:
             shard, requests = Shard(self.topic, partition), OffsetSet()
             for batch in self.journal(partition).requests(max(first, start), end):
                 headers = {record.offset: record.headers for record in batch.records}
-                for offset, change in parse(self.format, batch, Clock().latest_ms(), None).changes:
+                for offset, change in parse_batch(
+                    self.format, batch, Clock().latest_ms(), None
+                ).changes:
                     source = _source(headers[offset], self.topic)
                     if source is None:
                         _note(newer, change, shard, requests)

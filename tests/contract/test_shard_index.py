@@ -1197,7 +1197,7 @@ def test_a_read_of_due_requests_is_repeated_if_the_index_changes(
     index: ShardIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, 0, 1, {0: entry()})
-    run, looks = index._session.run, 0
+    run, looks = index._redis.run, 0
 
     def changed_in_between(commands: Any) -> Any:
         nonlocal looks
@@ -1209,7 +1209,7 @@ def test_a_read_of_due_requests_is_repeated_if_the_index_changes(
                 answers[2] = []
         return answers
 
-    monkeypatch.setattr(index._session, "run", changed_in_between)
+    monkeypatch.setattr(index._redis, "run", changed_in_between)
 
     assert [offset for offset, _ in index.due(NOW_MS, 10).entries] == [0]
     assert looks == 2

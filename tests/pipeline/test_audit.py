@@ -24,7 +24,7 @@ from blackbox.cli import app
 from blackbox.config.settings import Settings, load
 from blackbox.config.wiring import formats, kafka
 from blackbox.core.intake import Intake
-from blackbox.core.parsing import parse
+from blackbox.core.parsing import parse_batch
 from blackbox.core.plan import Batch, Positions
 from blackbox.core.settlement import Settlement
 from blackbox.index.connection import pool
@@ -118,7 +118,7 @@ class Books:
         """Write the message of a request to its target, or to another topic; returns its place."""
         record = self._journal.records([offset])[offset]
         alone = Batch(offset, offset + 1, [record])
-        [(_, asked)] = parse(self._format, alone, now_ms(), None).changes
+        [(_, asked)] = parse_batch(self._format, alone, now_ms(), None).changes
         assert not isinstance(asked, Entry)
         [message] = deliveries(self.shard, {offset: Entry(*asked)})
         key = None if message.key is None else message.key.decode()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blackbox.core.intake import Intake, Taken
-from blackbox.core.parsing import parse
+from blackbox.core.parsing import parse_batch
 from blackbox.core.plan import Batch, Positions, Tail
 from blackbox.core.receipt_history import Shortened, replaced
 from blackbox.index.shard_index import ShardIndex
@@ -202,6 +202,6 @@ def test_intake_reports_a_broker_timestamp_ahead_of_its_clocks(
 ) -> None:
     last = Record(0, NOW_MS + by_ms, None, b"{}", [], has_broker_time=is_stamped)
     assert (
-        parse(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).kafka_ahead_ms
+        parse_batch(FakeFormat({0: Cancel("a")}), Batch(0, 1, [last]), NOW_MS, None).kafka_ahead_ms
         == told
     )

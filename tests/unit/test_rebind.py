@@ -1099,7 +1099,7 @@ def test_a_rebind_works_in_a_full_redis(
     def refused(self: ShardIndex, *args: Any) -> bool:
         if not full:
             full.append(True)
-            self._session.ask("UNWATCH")
+            self._redis.ask("UNWATCH")
             raise IndexFull("Redis has no memory left")
         return exec_(self, *args)
 

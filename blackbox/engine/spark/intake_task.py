@@ -16,7 +16,7 @@ import pyarrow as pa
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import admission, check_log, formats
 from blackbox.core.intake import Intake, Taken
-from blackbox.core.parsing import Parsed, parse
+from blackbox.core.parsing import Parsed, parse_batch
 from blackbox.core.plan import Batch
 from blackbox.engine.spark.read_costs import Stopwatch
 from blackbox.engine.spark.shard_result import NOTHING_TAKEN, ShardResult, sum_of
@@ -150,7 +150,7 @@ class _Intakes:
             format, latest_ms = self._formats[shard.topic], self._clock.latest_ms()
             rulings = None if self._admission is None else self._admission.rulings()
             horizon_ms = self._settings.horizon_ms_of(shard.topic)
-            parsed = parse(format, batch, latest_ms, horizon_ms, rulings)
+            parsed = parse_batch(format, batch, latest_ms, horizon_ms, rulings)
             watch.charge(shard)
             yield shard, parsed
         yield from unread

@@ -55,8 +55,8 @@ BUGS = (
         (
             Change(
                 "index/guarded_index.py",
-                "        return self._check(*self._session.run(commands)[1:])\n",
-                "        return positions_of(self.shard, *self._session.run(commands)[1:]) or self.positions\n",
+                "        return self._check(*self._redis.run(commands)[1:])\n",
+                "        return positions_of(self.shard, *self._redis.run(commands)[1:]) or self.positions\n",
             ),
         ),
         ("Redis put back under living connections", "Redis emptied"),
@@ -126,12 +126,12 @@ BUGS = (
             ),
             Change(
                 "index/walk.py",
-                "        scores, *about = self._session.run([look, *self._about()])\n",
+                "        scores, *about = self._redis.run([look, *self._about()])\n",
                 "        try:\n"
-                "            scores, *about = self._session.run([look, *self._about()])\n"
+                "            scores, *about = self._redis.run([look, *self._about()])\n"
                 "        except RecoveryRequired:\n"
-                "            self._session = RedisSession(self._connections, self._keys.state)\n"
-                "            scores, *about = self._session.run([look, *self._about()])\n",
+                "            self._redis = RedisSession(self._connections, self._keys.state)\n"
+                "            scores, *about = self._redis.run([look, *self._about()])\n",
             ),
         ),
         ("Redis put back to before a trim",),
@@ -305,8 +305,8 @@ BUGS = (
         (
             Change(
                 "index/postponing.py",
-                "            while first := self._session.ask(\n",
-                "            while first := () and self._session.ask(\n",
+                "            while first := self._redis.ask(\n",
+                "            while first := () and self._redis.ask(\n",
             ),
         ),
         (),
