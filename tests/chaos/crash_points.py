@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from blackbox.core import intake, recovery
 from blackbox.core.dispatch import Dispatch
+from blackbox.core.due_reader import DueReader
 from blackbox.core.intake import Intake
 from blackbox.core.low_water import LowWater
 from blackbox.core.plan import Batch
@@ -59,10 +60,10 @@ def _has_gone_out(writer: ShardWriter, receipt: Receipt, places: object) -> obje
 
 
 STEPS = {
-    "I1": Step(process, "parse", lambda parsed, *_: bool(parsed.changes)),
+    "I1": Step(process, "parse_batch", lambda parsed, *_: bool(parsed.changes)),
     "I2": Step(intake, "resolve", lambda plan, changes, _: bool(changes)),
     "I3": Step(ShardIndex, "store", lambda plan, *_: bool(plan.puts or plan.removals)),
-    "D1": Step(Dispatch, "_read", lambda read, *_: bool(read[1].ready or read[1].dead)),
+    "D1": Step(DueReader, "read", lambda read, *_: bool(read[1].ready or read[1].dead)),
     "D2": Step(ShardWriter, "flush"),
     "D3": Step(
         ShardWriter,
