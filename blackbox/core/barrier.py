@@ -50,8 +50,8 @@ def commit_barrier(
         claims = [claim for _, r in newest if not r.barrier for claim in r.claims()]
         missing, unread = journal.check(claims, PATIENCE_S)
         gone = {claim.offset for claim in missing}
-        # One that misses its next request is void, even if its message is there: else it would never recur
-        # again. A next request that cannot be read is taken to be there.
+        # A recurring request whose next one is missing is void even if its message is there: otherwise it
+        # would not recur any more. A next request that cannot be read counts as there.
         unread = {c: why for c, why in unread.items() if c.outcome != NEXT and c.offset not in gone}
         _warn(shard, gone, unread)
         missing_count += len(gone)

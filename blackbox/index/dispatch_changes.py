@@ -210,7 +210,7 @@ class DispatchChanges(PostponingChanges):
         freed = [c for offset, c in removals.items() if c is not None and holders.get(c) == offset]
         yield from self._set_caller_ids(dict.fromkeys(freed))
         if done.receipts != found.receipts:
-            # else an opening removes one part of what was delivered, and the rest is not pending either
+            # not while an opening removes the delivered requests in parts: the rest is still in flight
             yield pack("UNLINK", self._keys.in_flight)
         if not self.doubtful.keys().isdisjoint(removals):
             yield from self._doubt(without(self.doubtful, removals))
