@@ -77,11 +77,13 @@ def account(
     now_ms: int,
     doomed: frozenset[str] = frozenset(),
     went_down: Iterable[tuple[int, int]] = (),
+    away_ms: int = 0,
 ) -> Account:
     """Compare the requests with the target topics and the dead-letter topic.
 
     Requests for a `doomed` topic may become dead letters. `went_down` are the places of the requests that
-    were delivered to it before it was deleted.
+    were delivered to it before it was deleted. Kafka was away for `away_ms`: a cancel that was written just before
+    could not be read, and a message that became due could not be delivered.
     """
     by_body = {one.body: one for one in asked}
     bodies = {one.place: one.body for one in by_body.values()}
@@ -95,7 +97,7 @@ def account(
             continue
         outcomes[body] += 1
         books.delivered += 1
-        _note_time(books, one, message.timestamp()[1], one.due_ms)
+        _note_time(books, one, message.timestamp()[1], one.due_ms, REVIVED_AFTER_MS + away_ms)
     for message in letters:
         body = _asked_in(message)
         one = by_body.get(body)
@@ -124,12 +126,12 @@ def _asked_in(letter: Message) -> str:
     return str(json.loads(value)["message"]) if value.startswith("{") else value
 
 
-def _note_time(books: Account, one: Asked, at_ms: int, due_ms: int) -> None:
+def _note_time(books: Account, one: Asked, at_ms: int, due_ms: int, revived_after_ms: int) -> None:
     books.late_ms.append(at_ms - due_ms)
     if at_ms < due_ms:
         books.early.append(f"by {due_ms - at_ms} ms: {one.body[:SHOWN_CHARS]}")
-    if one.ended_ms is not None and at_ms > one.ended_ms + REVIVED_AFTER_MS:
-        books.revived.append(one.body[:SHOWN_CHARS])
+    if one.ended_ms is not None and at_ms > one.ended_ms + revived_after_ms:
+        books.revived.append(f"{one.body[:SHOWN_CHARS]}, {at_ms - one.ended_ms} ms after it")
 
 
 def read_journal(journal: Iterable[Message]) -> list[Asked]:

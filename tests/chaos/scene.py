@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -96,6 +96,7 @@ class Scene:
         self.unreadable: list[tuple[int, int]] = []
         self.stays_pending = 0
         self.ahead_s = 0
+        self._kafka_away_ms = 0
         self._settle_s = SETTLE_S if engine == "process" else SPARK_SETTLE_S
         self._schedule = schedule
         self._servers = servers
@@ -336,6 +337,13 @@ class Scene:
                 raise
         self._company.wait(SETTLE_S)
 
+    @contextmanager
+    def without_kafka(self) -> Iterator[None]:
+        """To be used around what takes Kafka away and brings it back."""
+        began = time.monotonic()
+        yield
+        self._kafka_away_ms += round((time.monotonic() - began) * 1000)
+
     # ways to the servers
 
     def way_to_redis(self) -> Proxy:
@@ -431,6 +439,7 @@ class Scene:
             now_ms=time.time_ns() // 1_000_000 + self.ahead_s * 1000,
             doomed=frozenset({self.missing_topic, self.doomed_topic}),
             went_down=self._went_down() if self.is_doomed_asked else (),
+            away_ms=self._kafka_away_ms,
         )
 
     def _went_down(self) -> list[tuple[int, int]]:

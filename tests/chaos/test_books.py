@@ -72,7 +72,16 @@ def test_an_ended_request_may_be_delivered_shortly_after_its_end_only() -> None:
     assert books_of(ended, []).lost == []
     assert books_of(ended, [record("orders", "a", 6000)]).revived == []
     late_ms = 5500 + REVIVED_AFTER_MS + 1
-    assert books_of(ended, [record("orders", "a", late_ms)]).revived == ["a"]
+    assert books_of(ended, [record("orders", "a", late_ms)]).revived == ["a, 3001 ms after it"]
+
+
+def test_a_cancel_may_be_read_later_by_as_much_as_kafka_was_away() -> None:
+    cancel = record("TB", '{"id": "x", "cancel": true}', 5500, 1)
+    asked = read_journal([request(0, "a", 5000, id="x"), cancel])
+    late = [record("orders", "a", 5500 + REVIVED_AFTER_MS + 700)]
+
+    assert account(asked, late, [], now_ms=NOW_MS, away_ms=700).revived == []
+    assert account(asked, late, [], now_ms=NOW_MS, away_ms=699).revived
 
 
 def test_a_replacement_ends_a_request_and_must_be_delivered() -> None:

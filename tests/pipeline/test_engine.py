@@ -183,18 +183,10 @@ def is_alive(process: psutil.Process) -> bool:
 @pytest.mark.proof
 def test_the_service_ends_with_an_error_if_spark_ends(world: World) -> None:
     service = world.start_service().wait_ready()
-    jvm = next(filter(is_java, service.family()))
-    jvm.kill()
+    until("a JVM is there", service.jvm).kill()
     until("the service has ended", partial(has_ended, service.process))
     assert service.process.returncode == 1
     assert "Spark" in service.log.read_text().splitlines()[-1]
-
-
-def is_java(process: psutil.Process) -> bool:
-    try:
-        return process.name() == "java"
-    except psutil.NoSuchProcess:
-        return False
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

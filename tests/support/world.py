@@ -203,6 +203,14 @@ class ServiceProcess:
                     found.append(process)
         return found
 
+    def jvm(self) -> psutil.Process | None:
+        """The JVM of its Spark."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):  # Python workers come and go
+                if process.name() == "java":
+                    return process
+        return None
+
     def stop(self, timeout_s: float = 10.0) -> int:
         """SIGTERM, and the exit code."""
         self.process.terminate()

@@ -13,28 +13,31 @@ def frozen(scene: Scene) -> None:
     scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 2)
-    scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGSTOP))
-    scene.last(1, 12)
-    scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGCONT))
+    with scene.without_kafka():
+        scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGSTOP))
+        scene.last(1, 12)
+        scene.together(lambda: os.kill(scene.kafka.pid, signal.SIGCONT))
 
 
 def killed(scene: Scene) -> None:
     scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 2)
-    scene.together(scene.kafka.kill)
-    scene.last(0, 2)
-    scene.together(scene.kafka.start)
+    with scene.without_kafka():
+        scene.together(scene.kafka.kill)
+        scene.last(0, 2)
+        scene.together(scene.kafka.start)
 
 
 def killed_beside_a_service(scene: Scene) -> None:
     service = scene.start()
     scene.ask(within_s=3)
     scene.within(0.2, 2)
-    scene.together(scene.kafka.kill)
-    scene.kill(service)
-    scene.start()
-    scene.together(scene.kafka.start)
+    with scene.without_kafka():
+        scene.together(scene.kafka.kill)
+        scene.kill(service)
+        scene.start()
+        scene.together(scene.kafka.start)
 
 
 FAULTS = [

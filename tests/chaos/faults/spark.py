@@ -32,8 +32,7 @@ def jvm_killed(scene: Scene) -> None:
     scene.wait_ready(service)
     scene.ask(within_s=3)
     scene.within(0, 3)
-    [jvm] = [process for process in service.family() if process.name() == "java"]
-    jvm.kill()
+    until("a JVM is there", service.jvm).kill()
     until("the service has ended", lambda: service.process.poll() is not None)
     scene.kill(service)
     scene.start()
