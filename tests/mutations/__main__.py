@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, NamedTuple
 
 import typer
@@ -214,6 +215,7 @@ def run(
     ):
         shown = bar.add_task("without a bug", total=len(known))
         check_without_bugs(known)
+        rows, writing = dict(before), Lock()
 
         def search(one: Found) -> Found:
             bar.update(shown, description=one.bug.name)
@@ -221,18 +223,26 @@ def run(
             bar.advance(shown)
             if not console.is_terminal or not done.tests:
                 console.print(f"{one.bug.name}: {len(done.tests)} tests failed; {done.played}")
+            with writing:  # after each bug, because a run takes more than an hour
+                rows[one.bug.name] = done
+                if page:
+                    write_page(rows)
             return done
 
         found = list(pool.map(search, known))
     console.print(_table(found))
-    if page:
-        PAGE.write_text(written(before | {one.bug.name: one for one in found}))
     check_without_bugs(
         now
         for before_it, now in zip(known, found, strict=True)
         if now.tests and not set(now.tests) <= set(before_it.tests)
     )
     raise typer.Exit(int(not all(one.tests for one in found)))
+
+
+def write_page(found: Mapping[str, Found]) -> None:
+    new = PAGE.with_suffix(".new")
+    new.write_text(written(found))
+    new.replace(PAGE)  # as a whole: the page is copied for the next search at the same time
 
 
 def written(found: Mapping[str, Found]) -> str:
