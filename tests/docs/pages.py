@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.docs import cli, http, metrics, records, redis, settings
+from tests.docs import cli, http, metrics, path, records, redis, settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,6 +24,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "http-statuses": http.table_of_statuses,
     "http": http.table_of_requests,
     "metrics": metrics.table_of_metrics,
+    "path": path.summary,
+    "path-dispatch": path.dispatch,
+    "path-intake": path.intake,
     **records.EXAMPLES,
     "receipt": records.table_of_receipt,
     "redis-example": redis.example,
