@@ -25,8 +25,8 @@ INTAKE = (
     Station(
         "engine/process.py",
         ("ProcessEngine._take_in", "ProcessEngine._read", "ProcessEngine._take"),
-        "The intake thread reads `TB`, parses, and passes each batch to the owner of its shard. It parses the next "
-        "batch while Redis is busy with this one.",
+        "The thread `intake` reads `TB`, parses, and calls the owner of the shard of each batch. It parses the next "
+        "batch (`while_busy`) after it has sent this one to Redis and before it reads the replies.",
     ),
     Station("core/parsing.py", ("parse_batch",), "I1: parses the records of a batch."),
     Station(
@@ -42,12 +42,13 @@ INTAKE = (
     Station(
         "engine/shard_owner.py",
         ("ShardOwner.take", "ShardOwner.wake_at"),
-        "Stores the batch if the shard is open, and wakes the thread of the owner for the first due time.",
+        "Stores the batch if the shard is open, and sets an event that wakes the thread of the owner at the first due "
+        "time.",
     ),
     Station("core/intake.py", ("Intake.store",), "Gives the index a `make_plan`."),
     Station(
         "index/intake_changes.py",
-        ("IntakeChanges.store", "IntakeChanges._commands_that_store"),
+        ("IntakeChanges.store", "IntakeChanges._read_view", "IntakeChanges._commands_that_store"),
         "I2, I3: reads, calls `make_plan`, and writes one `MULTI`.",
     ),
     Station("core/resolve.py", ("resolve",), "The plan: what the batch changes in the index."),
@@ -56,12 +57,23 @@ INTAKE = (
 DISPATCH = (
     Station(
         "engine/shard_owner.py",
-        ("ShardOwner._dispatch_until_recovery", "ShardOwner._tick", "ShardOwner._wait"),
-        "The thread of the owner waits until something is due, and ticks.",
+        (
+            "ShardOwner._run",
+            "ShardOwner._dispatch_until_recovery",
+            "ShardOwner._tick",
+            "ShardOwner._wait",
+        ),
+        "The thread of the owner opens the shard, then ticks and waits: for the next due time, or for the event, which "
+        "the job `poll` sets, too.",
     ),
     Station(
         "core/dispatch.py",
-        ("Dispatch.tick", "Dispatch._deliver", "Dispatch._commit_and_remove"),
+        (
+            "Dispatch.tick",
+            "Dispatch._deliver",
+            "Dispatch._mark_in_flight",
+            "Dispatch._commit_and_remove",
+        ),
         "One tick: D1 to D5, each marked at its line.",
     ),
     Station(
@@ -96,7 +108,7 @@ DISPATCH = (
     Station("records/outgoing.py", ("deliveries",), "A message with its headers."),
     Station(
         "journal/shard_writer.py",
-        ("ShardWriter.send", "ShardWriter.flush", "ShardWriter.commit"),
+        ("ShardWriter.begin", "ShardWriter.send", "ShardWriter.flush", "ShardWriter.commit"),
         "D2 to D4 in Kafka: produce, wait for the brokers, write the receipt, commit.",
     ),
 )
