@@ -28,7 +28,8 @@ and the dead-letter topic as a read_committed consumer reads them. In all schedu
 both journals every second. Half of the schedules have a cold tier, whose requests are written again after one or two
 seconds. A schedule fails in these cases:
 
-- A request is lost, or is delivered twice, early, long after its cancel, or to a wrong topic.
+- A request is lost, or is delivered twice, early, to a wrong topic, or more than 3 s after its cancel. (If Kafka was away,
+  as much longer: a cancel that was written just before could not be read, while the message was already in flight.)
 - A request is still pending a minute after the fault was repaired.
 - A service ends by itself.
 - The fault did not happen. For example, the service did not end after the planned step, or the planned reply was not lost.
