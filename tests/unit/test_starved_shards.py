@@ -118,7 +118,8 @@ def test_a_shard_that_is_never_fetched_is_starved_although_no_other_is_fetched_e
     assert found(*told) == {OTHER}
 
 
-def test_what_was_queued_and_is_never_returned_does_not_hide_a_starved_shard() -> None:
+@pytest.mark.parametrize("look", [1, 2])
+def test_what_was_queued_and_is_never_returned_does_not_hide_a_starved_shard(look: int) -> None:
     """As are statistics, and records of shards that another process took over."""
-    told = [statistics((5, 9), queued=queued) for queued in (0, 0, 1, 0, 0, 0)]
+    told = [statistics((5, 9), queued=int(number == look)) for number in range(6)]
     assert found(*told, returned=0) == {Shard("TB", 0)}
