@@ -20,8 +20,10 @@ from blackbox.admin.admin import Admin
 from blackbox.admin.changes import Cancelled, Changes
 from blackbox.admin.dead_letters import ClosedLetters, DeadLetters
 from blackbox.admin.pending import IN_FLIGHT, as_pending
+from blackbox.admin.request_topics_writer import RequestTopicsWriter
 from blackbox.api.app import make_app
 from blackbox.client.request_value import request_value
+from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import load
 from blackbox.core.journal_search import LimitReached
 from blackbox.core.plan import Positions
@@ -31,6 +33,7 @@ from blackbox.index.inspector import Pending
 from blackbox.records.request import Shard, locate, request_id
 from tests.servers.mock_cluster import PRODUCE, MockCluster, mock_cluster
 from tests.service.test_http import Patient
+from tests.support.world import until
 
 
 @pytest.fixture
@@ -88,6 +91,23 @@ def test_a_request_is_written_after_a_cancel_that_kafka_refused(
     assert "Kafka rejected the request to TB" in cancelled.text
     ids = [answer.json().get("ids") for answer in (first, second)]
     assert ids == [[request_id(shard, 0)], [request_id(shard, 1)]]
+
+
+def test_a_request_does_not_fail_because_an_earlier_record_was_refused_later() -> None:
+    with mock_cluster() as cluster:
+        writer = RequestTopicsWriter(load(kafka_bootstrap_servers=cluster.bootstrap_servers))
+        cluster.answer(PRODUCE, KafkaError.UNKNOWN)
+        earlier = writer.with_writer("TB", lambda one: one.write(b"{}"))
+
+        def is_refused() -> bool:
+            writer.with_writer("TB", RequestWriter.poll)
+            return earlier.failure is not None
+
+        until("the earlier record is refused", is_refused)
+        [id] = writer.send([request_value("orders", 1, countdown_s=9)], None)
+        writer.close()
+
+    assert id == request_id(Shard("TB", 0), 0)
 
 
 SHARD = Shard("TB", 3)
