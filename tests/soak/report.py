@@ -232,9 +232,11 @@ class Soak:
 
 PAGE = """# Half an hour under load, with a fault every minute
 
-This page shows the result of a run of `make soak`: {about}. Kafka, Redis, two services, the load and its reader
-shared {cores} cores. Requests have 200 bytes and countdowns of 2 to 6 s. What the machine can do was measured just before,
-with requests that are due at once. Kafka's timeouts are the defaults: the group notices a dead service after 6 s.
+This page shows the result of a run of `make soak`:
+{about}.
+Kafka, Redis, two services, the load and its reader shared {cores} cores. Requests have 200 bytes and countdowns of
+2 to 6 s. What the machine can do was measured just before, with requests that are due at once. Kafka's timeouts are
+the defaults: the group notices a dead service after 6 s.
 
 ![lateness, memory and file descriptors over time]({name}.svg)
 
@@ -252,10 +254,10 @@ The ten latest of the latest requests of each partition after each fault:
 | ---: | --- | ---: | ---: |
 {latest}
 
-The least and the most that each process used after a warm-up of {warm_up:.0f} minutes, and the change of the median from the
-first round of all faults to the last. Memory is the proportional set size in MB. Processes that did not live long enough are
-left out. Kafka keeps records for three minutes here, because its index files count as memory, too, and takes its whole heap at
-its start.
+The least and the most that each process used after a warm-up of {warm_up:.0f} minutes, and the change of the median
+from the first round of all faults to the last. Memory is the proportional set size in MB. Processes that did not live
+long enough are left out. Kafka keeps records for three minutes here, because its index files count as memory, too, looks for what it
+can delete every five seconds, and takes its whole heap at its start.
 
 | | from | to | change |
 | --- | ---: | ---: | ---: |
