@@ -1,171 +1,127 @@
-"""The code on the path of a message: the functions that a usual request goes through, with their lengths."""
+"""The code on the path of a message: which function calls which for a usual request, with their lengths."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.docs.markdown import codes, table
-
 ROOT = Path(__file__).parents[2]
 
+INTAKE = """
+_take_in                            engine/process.py             the thread intake
+  _read                             engine/process.py             reads TB
+    parse_batch                     core/parsing.py               I1
+      interpret_record              core/interpret.py             request, cancel, replacement …
+        parse                       formats/countdown.py          the usual format
+  _take                             engine/process.py             the batch of each shard
+    take                            engine/shard_owner.py         if the shard is open
+      store                         core/intake.py
+        store                       index/intake_changes.py       I2, I3: one MULTI
+          _read_view                index/intake_changes.py       what Redis has of it
+          _commands_that_store      index/intake_changes.py
+        resolve                     core/resolve.py               what the batch changes
+      _record_taken                 engine/shard_owner.py
+        wake_at                     engine/shard_owner.py         wakes the thread of the shard
+"""
+"""What is indented is called by the line above it that is less indented, or is passed on by it."""
 
-class Station(NamedTuple):
-    """Functions of one file, and what they do. A method is named with its class."""
+DISPATCH = """
+_run                                engine/shard_owner.py         the thread of one shard
+  _dispatch_until_recovery          engine/shard_owner.py         while the shard is open
+    _tick                           engine/shard_owner.py
+      tick                          core/dispatch.py              D1 to D5
+        next                        core/due_reader.py            D1, unless it was read ahead
+          read                      core/due_reader.py
+            due                     index/dispatch_changes.py     what is due, with payloads
+            _triaged                core/due_reader.py
+              divide                core/triage.py                send, dead-letter, or wait
+        _deliver                    core/dispatch.py
+          _mark_in_flight           core/dispatch.py              D1, second half
+            mark_in_flight          index/dispatch_changes.py     now too late for a cancel
+          begin                     journal/shard_writer.py       D2
+          send                      core/delivery_transaction.py
+            _send_messages          core/delivery_transaction.py
+              deliveries            records/outgoing.py           the messages with headers
+              send                  journal/shard_writer.py
+          flush                     core/delivery_transaction.py
+            flush                   journal/shard_writer.py       the brokers have all of them
+          _commit_and_remove        core/dispatch.py
+            receipt                 core/delivery_transaction.py
+            commit                  journal/shard_writer.py       D3, D4
+            settle                  index/dispatch_changes.py     D5: one MULTI
+              _commands_that_settle index/dispatch_changes.py
+    _wait                           engine/shard_owner.py         until something is due
+"""
 
+
+class Call(NamedTuple):
+    """A line of a tree. `file` is below `blackbox`."""
+
+    depth: int
+    name: str
     file: str
-    functions: Sequence[str]
     does: str
 
-
-INTAKE = (
-    Station(
-        "engine/process.py",
-        ("ProcessEngine._take_in", "ProcessEngine._read", "ProcessEngine._take"),
-        "The thread `intake` reads `TB`, parses, and calls the owner of the shard of each batch. It parses the next "
-        "batch (`while_busy`) after it has sent this one to Redis and before it reads the replies.",
-    ),
-    Station("core/parsing.py", ("parse_batch",), "I1: parses the records of a batch."),
-    Station(
-        "core/interpret.py",
-        ("interpret_record",),
-        "The kind of a record: a request, a cancel, a replacement, a carried or an invalid record.",
-    ),
-    Station(
-        "formats/countdown.py",
-        ("Countdown.parse", "Countdown._read"),
-        "The request in the usual [format](formats.md), with its due time.",
-    ),
-    Station(
-        "engine/shard_owner.py",
-        ("ShardOwner.take", "ShardOwner.wake_at"),
-        "Stores the batch if the shard is open, and sets an event that wakes the thread of the owner at the first due "
-        "time.",
-    ),
-    Station("core/intake.py", ("Intake.store",), "Gives the index a `make_plan`."),
-    Station(
-        "index/intake_changes.py",
-        ("IntakeChanges.store", "IntakeChanges._read_view", "IntakeChanges._commands_that_store"),
-        "I2, I3: reads, calls `make_plan`, and writes one `MULTI`.",
-    ),
-    Station("core/resolve.py", ("resolve",), "The plan: what the batch changes in the index."),
-)
-
-DISPATCH = (
-    Station(
-        "engine/shard_owner.py",
-        (
-            "ShardOwner._run",
-            "ShardOwner._dispatch_until_recovery",
-            "ShardOwner._tick",
-            "ShardOwner._wait",
-        ),
-        "The thread of the owner opens the shard, then ticks and waits: for the next due time, or for the event, which "
-        "the job `poll` sets, too.",
-    ),
-    Station(
-        "core/dispatch.py",
-        (
-            "Dispatch.tick",
-            "Dispatch._deliver",
-            "Dispatch._mark_in_flight",
-            "Dispatch._commit_and_remove",
-        ),
-        "One tick: D1 to D5, each marked at its line.",
-    ),
-    Station(
-        "core/due_reader.py",
-        ("DueReader.next", "DueReader.read"),
-        "D1: the batch that was read ahead, or what is due now.",
-    ),
-    Station(
-        "index/dispatch_changes.py",
-        (
-            "DispatchChanges.due",
-            "DispatchChanges.mark_in_flight",
-            "DispatchChanges.settle",
-            "DispatchChanges._commands_that_settle",
-        ),
-        "D1 and D5 in Redis: read, mark, remove.",
-    ),
-    Station(
-        "core/triage.py",
-        ("Triage.divide",),
-        "Divides the batch: what is sent, what becomes a dead letter, what waits.",
-    ),
-    Station(
-        "core/delivery_transaction.py",
-        (
-            "DeliveryTransaction.send",
-            "DeliveryTransaction._send_messages",
-            "DeliveryTransaction.receipt",
-        ),
-        "D2, and the content of the receipt.",
-    ),
-    Station("records/outgoing.py", ("deliveries",), "A message with its headers."),
-    Station(
-        "journal/shard_writer.py",
-        ("ShardWriter.begin", "ShardWriter.send", "ShardWriter.flush", "ShardWriter.commit"),
-        "D2 to D4 in Kafka: produce, wait for the brokers, write the receipt, commit.",
-    ),
-)
-
-
-def intake() -> str:
-    return _table(INTAKE)
-
-
-def dispatch() -> str:
-    return _table(DISPATCH)
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the function. Raises ValueError unless the file has one of this name."""
+        found = _functions(self.file).get(self.name, [])
+        if len(found) != 1:
+            raise ValueError(f"{self.file} has {len(found)} functions {self.name}")
+        return found[0]
 
 
 def summary() -> str:
-    every = (*INTAKE, *DISPATCH)
-    files = {one.file for one in every}
+    every = {(one.name, one.file): len(one.lines) for one in (*_calls(INTAKE), *_calls(DISPATCH))}
+    files = {file for _, file in every}
     return (
-        f"A usual request goes through {sum(map(length, every))} lines in {len(files)} files, "
-        "in the order of the two tables."
+        f"A usual request goes through {len(every)} functions with {sum(every.values()):,} lines, in "
+        f"{len(files)} files. The first half is below, [the second](#the-code-of-dispatch) is dispatch."
     )
 
 
-def length(station: Station) -> int:
-    """The lines of its functions. Raises KeyError if one does not exist."""
-    there = _lengths(station.file)
-    return sum(there[name] for name in station.functions)
+def intake() -> str:
+    return _drawn(INTAKE)
 
 
-def _table(stations: Sequence[Station]) -> str:
-    return table(
-        ("file in `blackbox`", "functions", "what they do", "lines"),
-        (
-            (
-                f"`{one.file}`",
-                codes(name.rpartition(".")[2] for name in one.functions),
-                one.does,
-                str(length(one)),
-            )
-            for one in stations
-        ),
-    )
+def dispatch() -> str:
+    return _drawn(DISPATCH)
+
+
+def _calls(tree: str) -> Iterator[Call]:
+    """The calls of a tree. Raises ValueError for one that the code does not have."""
+    callers: list[Call] = []
+    for line in tree.strip().splitlines():
+        name, file, *does = re.split(r"  +| (?=\w+/)", line.strip(), maxsplit=2)
+        depth = (len(line) - len(line.lstrip())) // 2
+        call = Call(depth, name, file, "".join(does))
+        del callers[depth:]
+        if callers and not re.search(rf"\b{name}\b", "\n".join(callers[-1].lines[1:])):
+            raise ValueError(f"{callers[-1].name} in {callers[-1].file} does not call {name}")
+        callers.append(call)
+        yield call
+
+
+def _drawn(tree: str) -> str:
+    rows = [
+        f"{'  ' * one.depth + one.name:<36}{one.file:<29}{len(one.lines):>5}  {one.does}".rstrip()
+        for one in _calls(tree)
+    ]
+    head = f"{'function':<36}{'file in blackbox':<29}{'lines':>5}"
+    return "\n".join(["```text", head, *rows, "```"])
 
 
 @cache
-def _lengths(file: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    body = ast.parse((ROOT / "blackbox" / file).read_text()).body
-    for one in body:
-        if isinstance(one, ast.ClassDef):
-            for inner in one.body:
-                if isinstance(inner, ast.FunctionDef):
-                    found[f"{one.name}.{inner.name}"] = _length_of(inner)
-        elif isinstance(one, ast.FunctionDef):
-            found[one.name] = _length_of(one)
+def _functions(file: str) -> dict[str, list[list[str]]]:
+    """The lines of the functions and methods of a file, by name."""
+    text = (ROOT / "blackbox" / file).read_text()
+    lines, found = text.splitlines(), dict[str, list[list[str]]]()
+    for one in ast.parse(text).body:
+        for inner in one.body if isinstance(one, ast.ClassDef) else [one]:
+            if isinstance(inner, ast.FunctionDef):
+                found.setdefault(inner.name, []).append(lines[inner.lineno - 1 : inner.end_lineno])
     return found
-
-
-def _length_of(function: ast.FunctionDef) -> int:
-    assert function.end_lineno is not None
-    return function.end_lineno - function.lineno + 1
