@@ -256,8 +256,8 @@ The ten latest of the latest requests of each partition after each fault:
 
 The least and the most that each process used after a warm-up of {warm_up:.0f} minutes, and the change of the median
 from the first round of all faults to the last. Memory is the proportional set size in MB. Processes that did not live
-long enough are left out. Kafka keeps records for three minutes here, because its index files count as memory, too, looks for what it
-can delete every five seconds, and takes its whole heap at its start.
+long enough are left out. Kafka keeps records for three minutes here, because its index files count as memory, too,
+looks for what it can delete every five seconds, and takes its whole heap at its start.
 
 | | from | to | change |
 | --- | ---: | ---: | ---: |
