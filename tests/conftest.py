@@ -64,11 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `proof` run only in `make proof`, and those marked `at_length` only at length."""
+    """Tests marked `proof` run only in `make proof`, and those marked `at_length` only at length.
+
+    Those that run alone come first: later, all workers would wait until a long test of another one has ended.
+    """
     left_out = set() if AT_LENGTH else {"at_length"} if PROOF else {"at_length", "proof"}
     long = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,6 +121,9 @@ def stack() -> Iterator[EmbeddedStack]:
     except EmbeddedError as error:
         missing(str(error))
     yield embedded
+    # a graceful stop of Kafka takes ten seconds after so many topics
+    embedded.kafka.kill()
+    embedded.redis.kill()
     embedded.stop()
 
 

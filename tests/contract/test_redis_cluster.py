@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -281,18 +281,28 @@ def test_a_plain_url_of_a_cluster_node_fails_for_keys_of_other_nodes(
 PONG = [b"PONG"]
 
 
-def test_one_login_applies_to_every_node_and_is_never_printed(tmp_path: Path) -> None:
-    with ClusterServers(tmp_path) as servers:
-        for node in servers.nodes:
-            with redis.Redis.from_url(node.url) as client:
-                client.config_set("requirepass", "hunter2")
-        url = servers.url
-        connections = pool(url.replace("://", "://:hunter2@"))
-        for shard in range(9):
-            key = Keys(Shard("TB", shard)).state
-            assert RedisSession(connections, key).run([pack("PING")]) == PONG
-        assert "hunter2" not in repr(connections)
-        for wrong in (url, url.replace("://", "://:hunter3@")):
-            with pytest.raises(IndexLost, match="refuses: ") as refused:
-                RedisSession(pool(wrong))
-            assert "hunter" not in str(refused.value)
+@pytest.fixture
+def locked(cluster: ClusterServers) -> Iterator[ClusterServers]:
+    """A cluster whose nodes require the password hunter2."""
+    with ExitStack() as ending:
+        for node in cluster.nodes:
+            client = ending.enter_context(
+                redis.Redis.from_url(node.url, single_connection_client=True)
+            )
+            # the connection that sets it stays logged in
+            client.config_set("requirepass", "hunter2")
+            ending.callback(client.config_set, "requirepass", "")
+        yield cluster
+
+
+def test_one_login_applies_to_every_node_and_is_never_printed(locked: ClusterServers) -> None:
+    url = locked.url
+    connections = pool(url.replace("://", "://:hunter2@"))
+    for shard in range(9):
+        key = Keys(Shard("TB", shard)).state
+        assert RedisSession(connections, key).run([pack("PING")]) == PONG
+    assert "hunter2" not in repr(connections)
+    for wrong in (url, url.replace("://", "://:hunter3@")):
+        with pytest.raises(IndexLost, match="refuses: ") as refused:
+            RedisSession(pool(wrong))
+        assert "hunter" not in str(refused.value)

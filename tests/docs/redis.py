@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from typing import Any
 
 import fakeredis
@@ -80,6 +81,7 @@ def example() -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
+@cache
 def state_fields() -> dict[str, str]:
     """The fields of a shard's state."""
     fields = items_in(docstrings_in(Keys)["state"])
@@ -102,6 +104,7 @@ def undocumented(client: Any) -> Iterator[str]:
             yield from {name.decode() for name in client.hkeys(key)} - state_fields().keys()
 
 
+@cache
 def _keys() -> dict[str, str]:
     """The docstring of each key of a shard, by the name of the key."""
     one = Keys(_ANY)

@@ -32,7 +32,7 @@ from tests.contract.held import entry, store
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import Right, kafka_rights
 from tests.service.test_cli import Answer, blackbox
-from tests.support.world import ServiceProcess, until
+from tests.support.world import ForkedService, ServiceProcess, until
 
 pytestmark = pytest.mark.service
 
@@ -100,7 +100,7 @@ class Deployment:
 
     def start(self, **more: object) -> ServiceProcess:
         log = self.folder / f"service-{len(self.services)}.log"
-        self.services.append(ServiceProcess(self.environment(**more), log))
+        self.services.append(ForkedService(self.environment(**more), log))
         return self.services[-1]
 
     def run(self, *arguments: str) -> Answer:

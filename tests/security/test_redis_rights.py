@@ -199,9 +199,9 @@ def notes_between_processes(server: GuardedRedis) -> None:
     sender, listener = bus.Bus(url, "rights"), bus.Listener(url, "rights", ("kind",))
     listener.next(0.1)
     for number in range(2):
+        time.sleep(1.1 * number)  # the connection is idle for longer than the interval
         sender.send("kind", {"of": number})
         assert until("it is received", lambda: listener.next(0.1)) == ("kind", {"of": number})
-        time.sleep(1.5)  # the connection is idle for longer than the interval
     sender.close()
     listener.close()
 

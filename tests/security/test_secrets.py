@@ -17,7 +17,7 @@ from blackbox.client.request_writer import RequestWriter
 from blackbox.config.settings import Settings, load
 from blackbox.config.settings_error import SettingsError
 from blackbox.config.wiring import kafka, own_topics
-from blackbox.embedded import EmbeddedRedis, EmbeddedStack
+from blackbox.embedded import EmbeddedRedis
 from blackbox.engine.metrics import Metrics
 from blackbox.engine.process import ProcessEngine
 from blackbox.index.bus import Bus
@@ -28,7 +28,7 @@ from tests.security.certificates import make_ca, make_locked_key
 from tests.security.guarded import GuardedKafka
 from tests.security.rights import kafka_rights
 from tests.service.test_cli import blackbox
-from tests.support.world import ServiceProcess, until
+from tests.support.world import ForkedService, ServiceProcess, until
 
 pytestmark = pytest.mark.service
 
@@ -36,7 +36,7 @@ PLANTED = "pl4nted"
 REDIS_PASSWORD = f"{PLANTED}/of@redis?"
 WRONG_PASSWORD = f"{PLANTED}-but-wrong"
 KEY_PASSWORD = f"{PLANTED}-of-the-key"
-SOON_S = 1.0
+SOON_S = 0.5
 """Long enough for a server on this machine to refuse."""
 
 COMMANDS = (
@@ -86,12 +86,13 @@ class Vault:
         return load(**{name.removeprefix("BLACKBOX_").lower(): value for name, value in names})
 
 
-@pytest.fixture
-def vault(guarded_kafka: GuardedKafka, stack: EmbeddedStack, tmp_path: Path) -> Iterator[Vault]:
-    redis = EmbeddedRedis(tmp_path / "redis", settings={"requirepass": REDIS_PASSWORD})
+@pytest.fixture(scope="module")
+def vault(guarded_kafka: GuardedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vault]:
+    folder = tmp_path_factory.mktemp("vault")
+    redis = EmbeddedRedis(folder / "redis", settings={"requirepass": REDIS_PASSWORD})
     redis.start()
     guarded_kafka.allow(kafka_rights())
-    yield Vault(guarded_kafka, redis, tmp_path)
+    yield Vault(guarded_kafka, redis, folder)
     redis.stop()
 
 
@@ -167,7 +168,7 @@ def test_a_running_service_logs_no_secret(
 
 def test_a_service_serves_no_secret(vault: Vault) -> None:
     log = vault.folder / "service.log"
-    service = ServiceProcess(vault.environment(), log)
+    service = ForkedService(vault.environment(), log)
     try:
         service.wait_ready()
         for path in ("/metrics", "/livez", "/readyz", "/", "/docs", "/openapi.json", "/%0a"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,8 +41,8 @@ class ClusterServers:
         ]
 
     def __enter__(self) -> ClusterServers:
-        for node in self.nodes:
-            node.start()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(EmbeddedRedis.start, self.nodes))
         share = SLOTS // NODES
         for number, node in enumerate(self.nodes):
             last = SLOTS - 1 if number == NODES - 1 else (number + 1) * share - 1

@@ -109,7 +109,7 @@ def test_requests_of_others_are_delivered_beside_forged_offsets(
     forged_topic = f"{world.name}.forged"
     world.create(NewTopic(forged_topic, 1))
     forged = json.dumps({"topic": forged_topic, "message": "forged", "countdown": 0}).encode()
-    world.ask(20, within_s=12, from_s=8, partition=0)  # their offsets are claimed while they wait
+    world.ask(20, within_s=6, from_s=4, partition=0)  # their offsets are claimed while they wait
     forge(world, deltas, forged)
     world.ask(40, within_s=3, partition=0)
     service = world.start_service().wait_ready()

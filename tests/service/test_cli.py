@@ -299,7 +299,10 @@ def test_a_request_is_cancelled_by_the_id_that_was_printed(deployment: Deploymen
         ("check",),
     ],
 )
-def test_unreachable_servers_are_reported_in_one_line(arguments: tuple[str, ...]) -> None:
+def test_unreachable_servers_are_reported_in_one_line(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blackbox.journal.topics.REQUEST_TIMEOUT_S", 0.5)
     answer = blackbox(NOWHERE, *arguments)
     assert answer.code == 1
     [line] = answer.errors

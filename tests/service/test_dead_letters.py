@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,10 +12,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
+from blackbox.admin import replay_conflicts
 from blackbox.records.request import placed
 from tests.service.conftest import Serve
 from tests.service.test_cli import blackbox
-from tests.support.world import World, read_all, until
+from tests.support.world import ForkedService, World, read_all, until
 
 pytestmark = pytest.mark.service
 
@@ -98,9 +100,15 @@ def test_a_replay_does_not_replace_a_newer_request_with_the_same_id(
     until("it is delivered", lambda: read_all(world.kafka.bootstrap_servers, topic))
 
 
+def wait_briefly() -> None:
+    """Wait a second, not five, for the service to read what the request topic has."""
+    replay_conflicts.READ_WITHIN_S = 1.0
+
+
 def test_a_replay_does_not_replace_a_request_that_an_open_transaction_hides(
     world: World, serve: Serve
 ) -> None:
+    world.service_type = partial(ForkedService, before=[wait_briefly])
     service = serve(retries=1)
     topic = undeliverable(world, id="k", message="older")
     [letter] = some(service, 1)

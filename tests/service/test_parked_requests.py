@@ -29,7 +29,7 @@ WAITING = 1_000_000 if AT_LENGTH else 3_000
 QUIET_S = 600.0 if AT_LENGTH else 3.0
 """Longer than a request that is postponed by a second would stay postponed."""
 
-NEIGHBOURS, FROM_S, FOR_S = 1000, 2.0, 3.0
+NEIGHBOURS, FROM_S, FOR_S = (1000, 2.0, 3.0) if AT_LENGTH else (400, 1.0, 1.0)
 MOST_OF_A_CORE = 0.05
 MOST, MOST_MS = 1.5, 250 if AT_LENGTH else 2000
 """Limits of the others' lateness (p99): as a multiple of their lateness alone, or in ms; larger beside other tests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from blackbox.formats import FORMATS
 from tests.conftest import missing_tool
 from tests.packaging.client_alone import install, python
+from tests.service.test_cli import blackbox
 from tests.support.world import ServiceProcess, World, until
 
 pytestmark = pytest.mark.service
@@ -45,6 +47,13 @@ def bash(world: World, script: str, **more: str) -> str:
     return done.stdout
 
 
+def run(world: World, command: str, **more: str) -> str:
+    """Run a command of the README in this process, which takes a tenth of the time."""
+    answer = blackbox(world.environment() | more, *shlex.split(command)[1:])
+    assert answer.code == 0, f"{command}\n{answer.out}\n{answer.errors}"
+    return answer.out
+
+
 def fenced(language: str) -> str:
     [found] = [code for named, code in FENCED.findall(README) if named == language]
     return str(found)
@@ -60,15 +69,15 @@ def test_the_commands_of_the_readme_work(world: World, service: ServiceProcess) 
     of = {command.split()[1]: command for command in commands if command.startswith("blackbox")}
     bash(world, of["check"])
     id = bash(world, of["send"].replace("reminders", world.targets[0])).strip()
-    until("it is stored", lambda: "pending" in bash(world, of["show"].replace("ID", id)))
-    assert " 1 " in bash(world, of["status"])
-    assert id in bash(world, of["pending"], COLUMNS="200")
-    id = bash(world, of["reschedule"].replace("ID", id)).strip()
-    assert "cancelled" in bash(world, of["cancel"].replace("ID", id))
-    assert "cancelled, or replaced" in bash(world, of["show"].replace("ID", id))
-    assert bash(world, of["letters"]) == ""
-    assert "is paused" in bash(world, of["pause"].replace("reminders", world.targets[1]))
-    assert "is not paused" in bash(world, of["resume"].replace("reminders", world.targets[1]))
+    until("it is stored", lambda: "pending" in run(world, of["show"].replace("ID", id)))
+    assert " 1 " in run(world, of["status"])
+    assert id in run(world, of["pending"], COLUMNS="200")
+    id = run(world, of["reschedule"].replace("ID", id)).strip()
+    assert "cancelled" in run(world, of["cancel"].replace("ID", id))
+    assert "cancelled, or replaced" in run(world, of["show"].replace("ID", id))
+    assert run(world, of["letters"]) == ""
+    assert "is paused" in run(world, of["pause"].replace("reminders", world.targets[1]))
+    assert "is not paused" in run(world, of["resume"].replace("reminders", world.targets[1]))
     assert "clean: every request is accounted for" in bash(world, of["audit"])
 
 
@@ -81,7 +90,7 @@ def test_the_python_example_runs_with_only_the_client_installed(
     done = python(install(tmp_path / "packages"), "-c", f"{code}print(id)\n")
     assert done.returncode == 0, done.stderr
     id = done.stdout.split()[-1]
-    until("it is cancelled", lambda: "cancelled" in bash(world, f"blackbox show {id}"))
+    until("it is cancelled", lambda: "cancelled" in run(world, f"blackbox show {id}"))
 
 
 def test_the_http_example_sends_finds_cancels_and_counts(
@@ -110,7 +119,7 @@ def test_the_recurring_examples_are_accepted(world: World, service: ServiceProce
     world.flush()
     until("both are pending", lambda: service.metric("blackbox_pending") == len(lines) == 2)
     for line in lines:
-        assert "cancelled" in bash(world, f"blackbox cancel {json.loads(line)['id']}")
+        assert "cancelled" in run(world, f"blackbox cancel {json.loads(line)['id']}")
     assert service.metric("blackbox_invalid_total") == 0
 
 

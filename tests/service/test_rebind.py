@@ -36,6 +36,7 @@ from blackbox.records.errors import IndexLost, RecoveryRequired
 from blackbox.records.outgoing import Outgoing
 from blackbox.records.receipt import Mark, decode
 from blackbox.records.request import Shard, request_id
+from tests.service.test_cli import blackbox
 from tests.service.test_low_water import ends, keep, starts
 from tests.support.world import (
     AT_LENGTH,
@@ -87,13 +88,9 @@ def why_not_open(service: ServiceProcess, wanted: str = "blackbox rebind") -> st
 
 
 def rebind(world: World, pending: str, **more: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "blackbox", "rebind", world.requests, "--pending", pending],
-        env=os.environ | world.environment(**more), capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = blackbox(world.environment(**more), "rebind", world.requests, "--pending", pending)
+    assert done.code == 0, done.errors
+    return done.out
 
 
 def keys(world: World, client: Any) -> list[bytes]:

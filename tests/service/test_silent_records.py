@@ -35,10 +35,16 @@ def write_one(world: World) -> None:
     world.flush()
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that reads carefully after 0.3 s without a record, not after 2 s."""
+    monkeypatch.setattr("blackbox.journal.partition_reader.FIRST_HESITATION_S", 0.3)
+
+
 @pytest.mark.parametrize("compressed", [False, True], ids=["", "compressed"])
 @pytest.mark.parametrize("how", WAYS)
 def test_a_record_that_is_never_returned_is_read_without_content(
-    world: World, shard: Shard, how: str, compressed: bool
+    world: World, shard: Shard, how: str, compressed: bool, soon: None
 ) -> None:
     usual = RawRecord(b"{}")
     write_one(world)
@@ -59,7 +65,9 @@ def test_a_record_that_is_never_returned_is_read_without_content(
     assert [record.offset for record in read_from(how, shard, access, 5, 7)] == [5, 6]
 
 
-def test_such_a_record_behind_an_aborted_transaction_is_found(world: World, shard: Shard) -> None:
+def test_such_a_record_behind_an_aborted_transaction_is_found(
+    world: World, shard: Shard, soon: None
+) -> None:
     producer = transactional(world, "aborts")
     for _ in range(3):
         producer.produce(shard.topic, b"aborted", partition=shard.partition)
@@ -84,7 +92,7 @@ def test_such_a_record_behind_an_aborted_transaction_is_found(world: World, shar
 
 @both_engines_in_proof
 def test_such_a_record_becomes_a_dead_letter_and_stops_nothing(world: World) -> None:
-    world.ask(10, within_s=20, from_s=10, partition=0)
+    world.ask(10, within_s=12, from_s=4, partition=0)
     service = world.start_service().wait_ready()
     write_silent(world, SILENT)
     world.ask(20, within_s=2, partition=0)

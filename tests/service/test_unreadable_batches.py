@@ -131,7 +131,7 @@ def test_a_message_in_an_unreadable_batch_is_not_missing(world: World, shard: Sh
 
 @both_engines_in_proof
 def test_an_unreadable_batch_becomes_dead_letters_and_stops_nothing(world: World) -> None:
-    world.ask(10, within_s=20, from_s=10, partition=0)
+    world.ask(10, within_s=7, from_s=4, partition=0)
     service = world.start_service().wait_ready()
     write_batch(world, 3)
     world.ask(20, within_s=2, partition=0)

@@ -257,7 +257,7 @@ class World:
         partitions: int = PARTITIONS,
     ) -> None:
         self.engine = engine
-        self.service_type: type[ServiceProcess] = ForkedService
+        self.service_type: Callable[..., ServiceProcess] = ForkedService
         self.partitions = partitions
         self.name = f"w{uuid.uuid4().hex[:8]}"
         self.kafka = kafka
