@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 
 from bench.ground import Ground, Stopwatch
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
@@ -56,7 +57,7 @@ def run(ground: Ground, batch: int, *, exactly_once: bool) -> tuple[float, float
         dead_letter_topic="blackbox.dead-letters",
         follow_ups=FollowUps(ground.shard, format, journal),
     )
-    dispatch = Dispatch(index, writer, triage, batch)
+    dispatch = Dispatch(index, writer, triage, BatchLimit(batch))
     watch = Stopwatch()
     delivered = 0
     while delivered < ground.count:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.delivery_transaction import DeliveryTransaction
 from blackbox.core.dispatched import Dispatched
 from blackbox.core.doubtful import Doubtful
@@ -19,7 +20,7 @@ from blackbox.core.refused_batch import postpone_refused
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
-from blackbox.records.errors import IndexFull, Refused, TooEarly
+from blackbox.records.errors import IndexFull, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Shard
 
@@ -39,7 +40,7 @@ class Dispatch:
     index: DispatchIndex
     writer: Writer
     triage: Triage
-    batch_limit: int = 1000
+    batch_limit: BatchLimit = field(default_factory=BatchLimit)
     counted: Callable[[Mapping[int, Entry]], Mapping[str, Sequence[int]]] = lambda ended: {}
     is_clock_outdated: Callable[[], bool] = lambda: False
     done: Dispatched = field(default_factory=Dispatched)
@@ -79,6 +80,23 @@ class Dispatch:
             did, batch = self._reader.read(now_ms)
         self.done = did
         self._reader.park_over_rate(batch, now_ms)
+        count = sum(map(len, (batch.ready, batch.dead, batch.alone)))
+        try:
+            self._deliver_all(batch, did, now_ms)
+        except RecoveryRequired as failed:
+            # not if the content of some records was refused
+            if not isinstance(failed, Refused) or failed.is_timeout:
+                self.batch_limit.lower(count)
+            raise
+        if did.is_full and did.due_ms:
+            self.batch_limit.rise()
+        rates = self.triage.rates
+        if rates and not rates.limited().keys().isdisjoint(self.index.parked().values()):
+            turn_ms = next_turn_ms(self.shard, now_ms)
+            did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
+        return did
+
+    def _deliver_all(self, batch: DueBatch, did: Dispatched, now_ms: int) -> None:
         contended = self.triage.follow_ups.contended(batch.entries(), now_ms)
         later = [batch.take_out(some) for some in contended if some]
         if batch:
@@ -94,11 +112,6 @@ class Dispatch:
             self._deliver(only, did, now_ms)
         for part in later:
             self._deliver(part, did, now_ms)
-        rates = self.triage.rates
-        if rates and not rates.limited().keys().isdisjoint(self.index.parked().values()):
-            turn_ms = next_turn_ms(self.shard, now_ms)
-            did.next_due_ms = min(turn_ms, did.next_due_ms or turn_ms)
-        return did
 
     def _deliver(
         self, batch: DueBatch, did: Dispatched, now_ms: int, *, reads_ahead: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatched import Dispatched
 from blackbox.core.due_batch import DueBatch
 from blackbox.core.plan import DueEntries
@@ -26,7 +27,7 @@ class DueReader:
 
     index: DispatchIndex
     triage: Triage
-    batch_limit: int
+    batch_limit: BatchLimit
     cluster: str = ""
     removed: int = 0
     _ahead: Read | None = None
@@ -44,7 +45,7 @@ class DueReader:
     def read(self, now_ms: int) -> Read:
         """The batch that is due now."""
         self.removed = self.index.removed  # before the read: a removal during it counts as later
-        due = self.index.due(now_ms, self.batch_limit, release=self._release(now_ms))
+        due = self.index.due(now_ms, self.batch_limit.now, release=self._release(now_ms))
         self._has_skipped = False
         return self._triaged(due, now_ms)
 
@@ -57,7 +58,7 @@ class DueReader:
         """Read the batch after one that is still being delivered, unless that must be delivered first."""
         in_flight = before.ready.keys() | before.dead.keys()
         removed = self.index.removed  # before the read, as in `read`
-        due = self.index.due(now_ms, self.batch_limit, in_flight | before.postponed.keys())
+        due = self.index.due(now_ms, self.batch_limit.now, in_flight | before.postponed.keys())
         if self.index.gone(before.offsets(), self.removed):
             # Some of what is passed over was cancelled or replaced since it was read. As many others
             # were skipped in its place, and would be delivered after later ones.
@@ -92,7 +93,7 @@ class DueReader:
         if not parked:
             return {}
         targets = self.triage.released(parked.values(), self._paused or ())
-        released = dict.fromkeys(targets, self.batch_limit)
+        released = dict.fromkeys(targets, self.batch_limit.now)
         return within_rates(released, self.triage.rates, self.cluster, self.triage.shard, now_ms)
 
     def _triaged(self, due: DueEntries, now_ms: int) -> Read:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from threading import Event, Lock, Thread
 
 from tenacity import Retrying, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatched import Dispatched
 from blackbox.core.intake import Taken
 from blackbox.core.parsing import Parsed
@@ -47,6 +48,7 @@ class ShardOwner:
     closed: Callable[[ShardOwner], None]
     ended: Callable[[ShardOwner], None]
     linger: Linger
+    batch_limit: BatchLimit = field(default_factory=BatchLimit)
 
     def __post_init__(self) -> None:
         self._session: ShardSession | None = None

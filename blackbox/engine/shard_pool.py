@@ -12,6 +12,7 @@ from threading import Lock
 
 from blackbox.config.settings import Settings
 from blackbox.config.wiring import admission, formats, target_rates
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
@@ -89,6 +90,7 @@ class ShardPool:
             metrics=self.metrics,
             wake_up=self.settings.wake_up,
             linger=self._linger,
+            batch_limit=BatchLimit(self.settings.batch_limit),
             # An idle shard ticks only once per poll interval.
             stuck_after_s=STUCK_S + self.settings.poll_interval_ms / 1000,
             opened=self._opened,
@@ -227,6 +229,6 @@ class ShardPool:
             rates=self._rates,
         )
         dispatch = Dispatch(
-            index, writer, triage, settings.batch_limit, self._counted, clock.is_outdated
+            index, writer, triage, owner.batch_limit, self._counted, clock.is_outdated
         )
         return ShardSession(index, intake, dispatch, recovery, low_water, clock, journal, closing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from blackbox.records.request import Reason
+
 
 class RecoveryRequired(Exception):
     """A shard's state is not what its owner last saw, or its outcome is unknown: stop and recover."""
@@ -64,6 +66,11 @@ class Refused(RecoveryRequired):
             f"{len(suspects)} records could not be written, the transaction was aborted: {detail}"
         )
         self.suspects = suspects
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the brokers did not take some of them in time."""
+        return any(reason == Reason.UNREACHABLE for reason, _ in self.suspects.values())
 
 
 # not RecoveryRequired: another opening would find no more room

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.due_batch import LONGEST_RETRY_MS
 from blackbox.core.follow_ups import FollowUps
@@ -191,7 +192,7 @@ class ShardMachine(RuleBasedStateMachine):
             follow_ups=FollowUps(SHARD, self.journal.format, self.journal),
             retries=2,
         )
-        dispatch = Dispatch(index, writer, triage, self.batch_limit)
+        dispatch = Dispatch(index, writer, triage, BatchLimit(self.batch_limit))
         recovery = Recovery(
             shard=SHARD,
             group="blackbox",

@@ -13,6 +13,7 @@ from zlib import crc32
 import pytest
 import redis
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.intake import Intake
@@ -161,7 +162,7 @@ def test_a_request_over_its_quota_has_one_outcome_if_redis_is_lost_before_or_aft
         follow_ups = FollowUps(SHARD, format, journal)
         triage = Triage(SHARD, targets, journal, partial(reread, format), "letters", follow_ups)
         for _ in range(count):
-            Dispatch(index, writer, triage, batch_limit=1).tick(now_ms)
+            Dispatch(index, writer, triage, BatchLimit(1)).tick(now_ms)
 
     open_shard(ONE)
     written(journal, 3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from blackbox.core.batch_limit import BatchLimit
 from blackbox.core.dispatch import Dispatch
 from blackbox.core.follow_ups import FollowUps
 from blackbox.core.interpret import refused_entry
@@ -31,6 +32,8 @@ def make(index: ShardIndex, writer: FakeWriter, targets: FakeTargets, journal: F
         cluster = settings.pop("cluster", "")
         names = {"batch_limit", "counted"} & settings.keys()
         own = {name: settings.pop(name) for name in names}
+        if isinstance(own.get("batch_limit"), int):
+            own["batch_limit"] = BatchLimit(own["batch_limit"])
         settings.setdefault("follow_ups", FollowUps(SHARD, journal.format, journal))
         settings.setdefault("reread", reread)
         triage = Triage(
