@@ -101,7 +101,8 @@ class DeliveryTransaction:
 
         Raises Refused instead if one of them has waited for intake too often.
         """
-        if not self._follow_ups:
+        # without a transaction nothing can be taken back: all of it would be sent twice
+        if not self._follow_ups or not self._writer.exactly_once:
             return {}
         follow_ups, ended = self._triage.follow_ups, self.ready | self.dead
         superseded = follow_ups.superseded(self._known, ended, self._follow_ups)

@@ -232,6 +232,8 @@ class FakeWriter:
 
     def abort(self) -> None:
         self._step("abort")
+        if not self.exactly_once:  # what was flushed stays
+            self.committed += [outgoing for outgoing, _ in self._queued[: self._flushed]]
         self._queued, self._flushed = [], 0
 
     def commit(self, receipt: Receipt, not_before_ms: int = 0) -> int:

@@ -39,6 +39,22 @@ def test_a_superseded_follow_up_is_taken_back_and_the_others_are_delivered(
     assert not client.exists(PREFIX + "in-flight")
 
 
+def test_without_transactions_nothing_is_sent_twice_because_an_id_was_superseded(
+    make: Make, pend: Pend, writer: FakeWriter
+) -> None:
+    writer.exactly_once = False
+    pend(RECURS, to("bills"))
+    writer._ends["TB/3"] = 5
+    dispatch = make(
+        follow_ups=FollowUps(SHARD, COUNTDOWN, Log(Record(4, NOW_MS, b"a", CANCEL_A, [])))
+    )
+
+    dispatch.tick(NOW_MS)
+    dispatch.tick(NOW_MS + 5000)
+
+    assert [outgoing.topic for outgoing in writer.committed] == ["orders", SHARD.topic, "bills"]
+
+
 def test_a_superseded_request_is_not_parked_in_a_band_that_its_batch_takes(
     make: Make, pend: Pend, writer: FakeWriter, targets: FakeTargets, client: Any, monkeypatch: Any
 ) -> None:
