@@ -20,6 +20,7 @@ from blackbox.core.receipt_history import (
 )
 from blackbox.core.settlement import Settlement
 from blackbox.records.clock import CLOCKS_APART_MS
+from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Mark
 from blackbox.records.request import Shard
 
@@ -100,6 +101,7 @@ class IndexPreparation:
         requests, receipts = self.journal.request_bounds(), self.journal.receipt_bounds()
         kept = self.index.load()
         if kept is None:
+            self._check_earlier(binding)
             return kept, binding, requests, receipts
         if kept.binding is not None:
             check_binding(self.shard, kept.binding, binding)
@@ -110,6 +112,17 @@ class IndexPreparation:
         if kept.tail is not None and is_another(self.journal, kept.tail):
             raise replaced(self.shard, kept.tail)
         return kept, binding, requests, receipts
+
+    def _check_earlier(self, ours: Binding) -> None:
+        """Check that an index that counts as empty may be emptied: it may be the only place of its requests."""
+        if self.index.binding_of_earlier is not None:
+            try:
+                check_binding(self.shard, self.index.binding_of_earlier, ours)
+            except ForeignIndex as foreign:
+                raise type(foreign)(
+                    f"{foreign}. An earlier version of blackbox wrote this index: rebind it with "
+                    "that version, or delete its keys in Redis if its requests are not needed"
+                ) from None
 
     def _keep(self, kept: IndexMetadata, requests: Bounds, receipts: Bounds) -> StartingPoint:
         """Keep an index, even if the journals begin after its positions."""

@@ -20,6 +20,7 @@ from blackbox.index.shard_index import ShardIndex
 from blackbox.journal.shard_journal import ShardJournal
 from blackbox.rebind.lost_end import lost_from, written_since
 from blackbox.records.clock import CLOCKS_APART_MS, Clock
+from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Mark, Receipt
 from blackbox.records.request import Shard
 
@@ -88,6 +89,11 @@ class Decider:
 
     def decide(self, index: ShardIndex) -> Decision:
         shard, kept = index.shard, index.load()
+        if kept is None and index.binding_of_earlier not in (None, self.ours):
+            raise ForeignIndex(
+                f"{shard}: an earlier version of blackbox wrote this index: rebind it with that "
+                "version, or delete its keys in Redis if its requests are not needed"
+            )
         journal = self.journal(shard.partition)
         requests = journal.request_bounds() if shard.partition < self.count else Bounds(0, 0)
         receipts = journal.receipt_bounds() if self.has_receipts(shard) else Bounds(0, 0)

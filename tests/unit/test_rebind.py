@@ -19,6 +19,7 @@ from blackbox.core.settlement import Settlement
 from blackbox.formats import Options, make_format
 from blackbox.index.keys import IDS_SENTINEL, Keys
 from blackbox.index.shard_index import ShardIndex
+from blackbox.index.stored_fields import OLDER
 from blackbox.rebind import FITS, INTERRUPTED, NO_INDEX, leftovers, removal
 from blackbox.rebind import topic_rebind as rebinding
 from blackbox.rebind.decision import keep_partitions
@@ -46,7 +47,7 @@ from blackbox.records.request import (
     member,
     request_id,
 )
-from tests.contract.held import NOW_MS, SHARD, entry, held, store
+from tests.contract.held import NOW_MS, PREFIX, SHARD, entry, held, store
 from tests.support.fakes import FakeJournal, FakeWriter
 from tests.unit.opening import Make, Written, delivered, request
 from tests.unit.test_rebuild import reasons
@@ -141,6 +142,20 @@ def test_an_index_older_than_the_first_barrier_of_its_topic_is_rebuilt(
 
     assert (done.again, done.dropped, done.letters) == (0, 1 - letters, letters)
     assert held(client).offsets() == [2]
+
+
+def test_an_index_of_an_earlier_version_is_not_emptied(
+    empty_index: ShardIndex, write_records: Written, journal: FakeJournal, client: Any
+) -> None:
+    write_records(request())
+    empty_index.begin(Positions(0, 0), binding=OURS._replace(topic_id="old"))
+    store(empty_index, 0, 6, {5: entry()})
+    client.hset(PREFIX + "state", "format", OLDER[-1])
+
+    with pytest.raises(ForeignIndex, match="rebind it with that version"):
+        Run(journal, "deliver").run(empty_index)
+
+    assert held(client).offsets() == [5]
 
 
 @pytest.mark.parametrize(("pending", "left"), [("drop", [2]), ("deliver", [2, 3])])

@@ -221,6 +221,31 @@ def test_an_index_of_an_earlier_version_is_rebuilt_from_the_journals(
     assert held(client).offsets() == [1]
 
 
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        OURS._replace(topic_id="another"),
+        OURS._replace(receipts_id="another"),
+        OURS._replace(group="another"),
+    ],
+    ids=["topic", "receipts", "group"],
+)
+def test_an_index_of_an_earlier_version_is_not_emptied_if_it_belongs_to_another(
+    recovery: Recovery, empty_index: ShardIndex, client: Any, theirs: Binding
+) -> None:
+    empty_index.begin(Positions(0, 0), binding=theirs)
+    store(empty_index, 0, 2, {0: entry(), 1: entry()})
+    client.hset(PREFIX + "state", "format", OLDER[-1])
+
+    with pytest.raises(
+        ForeignIndex,
+        match=r"another.*rebind it with that version",
+    ):
+        recovery.open()
+
+    assert held(client).offsets() == [0, 1]
+
+
 # unknown outcomes
 
 
