@@ -207,8 +207,9 @@ class View(NamedTuple):
     records, which ended nothing either. `tail` is the last
     record that was read before. `doubtful` may have been delivered, and whether they were could not
     be read: nothing ends them before that is known. `cancelled_cold` maps requests of the cold tier to the
-    cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests.
-    `topic_id` is Kafka's id of the request topic that the index belongs to.
+    cancel by id that ended them, wherever they are by then. `has_cold`: there may be cold requests. Of these,
+    only some whose first record is below `renewed_below` were renewed, so that their first id names
+    another record than the bit. `topic_id` is Kafka's id of the request topic that the index belongs to.
     """
 
     positions: Positions
@@ -224,6 +225,7 @@ class View(NamedTuple):
     early: frozenset[int] = frozenset()
     cancelled_cold: Mapping[int, int] = {}
     has_cold: bool = False
+    renewed_below: int = 0
     too_late: Container[int] = frozenset()
     tail: Tail | None = None
     doubtful: Container[int] = frozenset()
@@ -279,7 +281,8 @@ class Plan:
     those that come from there, into the index or as another record. `ignored` are conditional
     records (carried ones, and replacements by id) that did not count. `counted` are the puts, as
     (due time, offset), of the callers whose pending requests are counted. `moved` are requests that
-    come into the index as another record than the one their id names; `cancelled_cold` as in a View.
+    come into the index as another record than the one their id names; `cancelled_cold` and `renewed_below`
+    as in a View.
     `ended_in_doubt` are in doubt: they end once it is known that they were not delivered. `tail` is the
     batch's last record.
     """
@@ -296,5 +299,6 @@ class Plan:
     counted: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     cancelled_cold: dict[int, int] = field(default_factory=dict)
+    renewed_below: int = 0
     ended_in_doubt: set[int] = field(default_factory=set)
     tail: Tail | None = None

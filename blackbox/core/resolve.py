@@ -111,7 +111,10 @@ def _cancel_when_read(plan: Plan, view: View, id: str, by: int) -> None:
     if id in view.named and (view.has_cold or plan.to_cold):
         offset, _, _, origin = view.named[id]
         original = offset if origin is None else origin
-        if original < by:
+        # The bit of one that was never renewed would have been found. Without this check, each cancel that
+        # comes too late, as of a timeout that has fired, would be stored.
+        renewed_below = max(view.renewed_below, plan.renewed_below)
+        if original < by and (original < renewed_below or not view.knows(original)):
             plan.cancelled_cold[original] = by
 
 
@@ -136,7 +139,9 @@ def _takes_over(plan: Plan, view: View, offset: int, change: Carried) -> bool:
         _end(plan, view, previous)
         _end(plan, view, origin)
     plan.carried.add(offset)
-    if type(change.content) is not Cold and not was_delivered:
+    if type(change.content) is Cold:
+        plan.renewed_below = max(plan.renewed_below, origin + 1)
+    elif not was_delivered:
         plan.moved[origin] = offset  # not of a cold one: a later batch would not find it either
     return True
 

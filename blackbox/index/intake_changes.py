@@ -93,6 +93,7 @@ class IntakeChanges(Lookups):
         commands += self._read_positions(
             b"rebuild", b"topic_id", b"gap",
             b"tail", b"doubtful", b"known_from", b"cold", b"largest", b"judged", b"verdicts_below",
+            b"renewed",
         )  # fmt: skip
         commands.append(pack("HMGET", self._keys.skip, *segments))
         _, state, receipts, bitmaps = self._redis.run(commands)
@@ -111,7 +112,8 @@ class IntakeChanges(Lookups):
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
-        known_from, cold, largest, judged, verdicts_below = (int(n or 0) for n in state[7:])
+        *counts, renewed = state[7:]
+        known_from, cold, largest, judged, verdicts_below = (int(n or 0) for n in counts)
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -129,7 +131,9 @@ class IntakeChanges(Lookups):
             named, judged, verdicts_below,
             frozenset(self._scores(self._keys.ignored, with_verdicts)), gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
-            self._scores(self._keys.ended, touched.origins), bool(cold), tail=tail,
+            self._scores(self._keys.ended, touched.origins), bool(cold),
+            # an index that was begun by a version without the field: any of them
+            positions.requests if renewed is None else int(renewed), tail=tail,
             doubtful=claims_of(state[6]).keys(),
             topic_id=None if state[3] is None else state[3].decode(),
         )  # fmt: skip
@@ -182,7 +186,9 @@ class IntakeChanges(Lookups):
         yield from self._add_to_lasting_set(self._keys.moved, b"moved", hot)
         names = (b"named", 1) if any(offset is not None for offset in moved.values()) else ()
         tail = () if plan.tail is None else (b"tail", orjson.dumps(tuple(plan.tail)))
-        yield self._write_requests(end, b"largest", largest, *names, *tail)
+        is_renewal = plan.renewed_below > view.renewed_below
+        renewed = (b"renewed", plan.renewed_below) if is_renewal else ()
+        yield self._write_requests(end, b"largest", largest, *names, *tail, *renewed)
         if isinstance(view.skipped, Bits):
             yield from self._forget_skipped(view.positions.requests, end)
 

@@ -63,6 +63,7 @@ class Keys:
     mark        -- [requests, receipts, pairs]: the last low-water mark
     largest     -- the size of the largest payload ever stored, in bytes
     cold        -- the number of requests in the key `cold`, which exists if this is above 0
+    renewed     -- an offset: requests of the cold tier that were renewed were first written below it
     named       -- 1: `ids` must exist
     moved       -- 1: `moved` must exist
     ended       -- 1: `ended` must exist

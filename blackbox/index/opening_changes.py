@@ -24,6 +24,9 @@ from blackbox.records.receipt import Mark
 class OpeningChanges(Lookups):
     """The changes of recovery and `rebind`; if another process stores anything during that time, they start again."""
 
+    binding_of_earlier: Binding | None = None
+    """What an index belongs to that counts as empty, because an earlier version wrote it."""
+
     def load(self) -> IndexMetadata | None:
         """Read what the index says of itself, and take its positions as last seen; None: it is empty.
 
@@ -38,17 +41,19 @@ class OpeningChanges(Lookups):
             state, receipts, last, *there = self._redis.run([*look, *self._look_expected()])
             found = positions_of(self.shard, state, receipts)
             self._loaded = (*state[:3], receipts)
+            expected = state[-len(self._expected) :]
+            token, *bound, rebuild, mark, tail, unknown, gone, doubtful = state[2 : -len(expected)]
+            binding = None if bound[1] is None else Binding(*((b or b"").decode() for b in bound))
+            self.binding_of_earlier = binding if found is None else None
             if found is None:
                 return None
             self.positions = found
-        expected = state[-len(self._expected) :]
-        token, *bound, rebuild, mark, tail, unknown, gone, doubtful = state[2 : -len(expected)]
         self.doubtful = claims_of(doubtful)
         return IndexMetadata(
             found,
             is_whole=self._lost(last, expected, there, found.requests) is None,
             is_rebuilding=rebuild is not None,
-            binding=None if bound[1] is None else Binding(*((b or b"").decode() for b in bound)),
+            binding=binding,
             mark=None if mark is None else Mark(*orjson.loads(mark)),
             tail=None if tail is None else Tail(*orjson.loads(tail)),
             unknown_ms=int(unknown or 0),
@@ -83,6 +88,8 @@ class OpeningChanges(Lookups):
                 positions.requests,
                 b"verdicts_below",
                 verdicts_below,
+                b"renewed",
+                0,
             ]
             about += (b"judged", judged)
             if mark is not None:

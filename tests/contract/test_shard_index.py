@@ -792,6 +792,29 @@ def test_an_index_notices_the_loss_of_any_single_key(
     assert not kept.is_whole
 
 
+def test_cancels_by_id_that_come_too_late_take_no_room(index: ShardIndex, client: Any) -> None:
+    store(index, 0, 2, {0: Cold(None), 1: Cold(None)})
+    store(index, 2, 3, {2: Carried(0, 0, None, Cold(None))})
+    late = {offset: Cancel(None, request_id(SHARD, offset - 1)) for offset in range(4, 1000)}
+
+    store(index, 3, 1000, late)
+    assert not client.exists(PREFIX + "ended")
+
+    store(index, 1000, 1001, {1000: Cancel(None, request_id(SHARD, 0))})
+    assert client.zscore(PREFIX + "ended", member(0)) == 1000
+
+
+def test_an_index_without_a_limit_of_renewals_keeps_every_cancel_by_id(
+    index: ShardIndex, client: Any
+) -> None:
+    client.hdel(PREFIX + "state", "renewed")  # an index from before there was one
+    store(index, 0, 2, {0: Cold(None), 1: entry()})
+    store(index, 2, 3, {2: Cancel(None, request_id(SHARD, 1))})
+    store(index, 3, 4, {3: Cancel(None, request_id(SHARD, 1))})
+
+    assert client.zscore(PREFIX + "ended", member(1)) == 3
+
+
 def test_an_index_whose_removals_are_used_up_is_complete(
     index: ShardIndex, open_index: Opener
 ) -> None:

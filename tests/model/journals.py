@@ -199,6 +199,7 @@ def _view(records: Records, seen: Index) -> View:
         early=frozenset(members(seen.early)),
         cancelled_cold={} if seen.ended == NOWHERE else {0: seen.ended},
         has_cold=seen.cold != 0,
+        renewed_below=Record.RENEWS_0 in records[seen.known_from : seen.requests],
     )
 
 

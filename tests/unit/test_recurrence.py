@@ -54,6 +54,23 @@ def test_a_time_that_daylight_saving_repeats_is_due_once() -> None:
     ]
 
 
+def test_times_with_an_asterisk_are_left_out_when_daylight_saving_skips_them() -> None:
+    assert times(cron("*/30 2 * * *", "Europe/Berlin", NOW_MS), "2027-03-27T02:30", 2) == [
+        "2027-03-27T02:30:00+01:00",
+        "2027-03-29T02:00:00+02:00",
+    ]
+
+
+def test_times_with_an_asterisk_are_due_twice_when_daylight_saving_repeats_them() -> None:
+    assert times(cron("*/30 2 * * *", "Europe/Berlin", NOW_MS), "2027-10-31T02:00", 5) == [
+        "2027-10-31T02:00:00+02:00",
+        "2027-10-31T02:30:00+02:00",
+        "2027-10-31T02:00:00+01:00",
+        "2027-10-31T02:30:00+01:00",
+        "2027-11-01T02:00:00+01:00",
+    ]
+
+
 def test_an_hourly_time_is_also_due_in_the_repeated_hour() -> None:
     found = times(cron("15 * * * *", "Europe/Berlin", NOW_MS), "2027-10-31T01:15", 5)
     gaps = {

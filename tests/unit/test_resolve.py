@@ -352,7 +352,9 @@ def test_a_cancel_by_the_first_id_ends_the_carried_entry() -> None:
 
 
 def test_a_cancel_by_the_first_id_ends_a_renewed_request_when_it_is_carried() -> None:
-    found = view(named={"x": Named(3, False, None)}, cold={5})._replace(has_cold=True)
+    found = view(named={"x": Named(3, False, None)}, cold={5})._replace(
+        has_cold=True, renewed_below=4
+    )
 
     at_once = resolve(
         [(10, BY_ID), (11, carried(5, "a", origin=3)), (12, carried(11, origin=3))], found
@@ -365,9 +367,33 @@ def test_a_cancel_by_the_first_id_ends_a_renewed_request_when_it_is_carried() ->
         assert 11 in plan.ignored
 
 
+@pytest.mark.parametrize(
+    ("renewed_below", "known_from", "stored"),
+    [(0, 0, {}), (3, 0, {}), (4, 0, {3: 10}), (0, 4, {3: 10})],
+    ids=["none renewed", "an earlier one renewed", "perhaps renewed", "unknown to the index"],
+)
+def test_a_cancel_by_id_is_stored_only_if_its_request_may_have_been_renewed(
+    renewed_below: int, known_from: int, stored: dict[int, int]
+) -> None:
+    found = view(named={"x": Named(3, False, None)}, cold={5}, known_from=known_from)._replace(
+        has_cold=True, renewed_below=renewed_below
+    )
+
+    assert resolve([(10, BY_ID)], found).cancelled_cold == stored
+
+
+def test_a_request_that_is_renewed_in_the_same_batch_is_cancelled_by_its_first_id() -> None:
+    found = view(named={"x": Named(3, False, None)}, cold={3})._replace(has_cold=True)
+    renewal = Carried(3, 3, None, Cold(None))
+
+    plan = resolve([(10, renewal), (11, BY_ID), (12, carried(10, origin=3))], found)
+
+    assert (plan.puts, plan.renewed_below, plan.cancelled_cold) == ({}, 4, {3: 11})
+
+
 def test_a_cancel_ends_no_later_request() -> None:
     found = view(named={"x": Named(12, False, None)})._replace(
-        has_cold=True, cancelled_cold={12: 10}
+        has_cold=True, cancelled_cold={12: 10}, renewed_below=13
     )
 
     assert resolve([(10, BY_ID)], found).cancelled_cold == {}

@@ -980,4 +980,70 @@ BUGS = (
         (),
         ("tests/unit/test_torn_recurrence.py",),
     ),
+    Bug(
+        "a-batch-too-large-for-its-connection",
+        "A batch that Kafka does not take in time is sent again with as many requests, and never delivered.",
+        (
+            Change(
+                "core/dispatch.py",
+                "                self.batch_limit.lower(count)\n",
+                "                pass\n",
+            ),
+        ),
+        (),
+    ),
+    Bug(
+        "small-batches-for-good",
+        "After a slow moment of Kafka, a shard delivers in small batches as long as its process lives.",
+        (
+            Change(
+                "core/dispatch.py",
+                "            self.batch_limit.rise()\n",
+                "            pass\n",
+            ),
+        ),
+        (),
+    ),
+    Bug(
+        "taken-back-without-a-transaction",
+        "At least once, a batch is sent twice if a later record ends one of its recurring requests.",
+        (
+            Change(
+                "core/delivery_transaction.py",
+                "        if not self._follow_ups or not self._writer.exactly_once:\n",
+                "        if not self._follow_ups:\n",
+            ),
+        ),
+        (),
+    ),
+    Bug(
+        "earlier-version-of-another-topic",
+        "An index of an earlier version is emptied, although it belongs to another topic, cluster or group.",
+        (Change("core/index_preparation.py", "            self._check_earlier(binding)\n", ""),),
+        (),
+    ),
+    Bug(
+        "late-cancels-kept",
+        "Redis keeps each cancel by id that comes too late, while a shard has any cold request.",
+        (
+            Change(
+                "core/resolve.py",
+                "        if original < by and (original < renewed_below or not view.knows(original)):\n",
+                "        if original < by:\n",
+            ),
+        ),
+        (),
+    ),
+    Bug(
+        "renewals-unnoticed",
+        "A request that was renewed is delivered although it was cancelled by its first id.",
+        (
+            Change(
+                "core/resolve.py",
+                "        plan.renewed_below = max(plan.renewed_below, origin + 1)\n",
+                "        pass\n",
+            ),
+        ),
+        (),
+    ),
 )

@@ -462,4 +462,16 @@ BUGS = (
             "tests/unit/test_rebind.py::test_requests_of_one_caller_id_in_two_partitions_do_not_replace_each_other",
         ),
     ),
+    Bug(
+        "earlier-version-rebound",
+        "A rebind empties an index of an earlier version that belongs to another topic, and loses its requests.",
+        (
+            Change(
+                "rebind/decision.py",
+                "        if kept is None and index.binding_of_earlier not in (None, self.ours):\n",
+                "        if False:\n",
+            ),
+        ),
+        (),
+    ),
 )
