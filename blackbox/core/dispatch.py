@@ -20,7 +20,7 @@ from blackbox.core.refused_batch import postpone_refused
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
-from blackbox.records.errors import IndexFull, RecoveryRequired, Refused, TooEarly
+from blackbox.records.errors import Fenced, IndexFull, JournalLost, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Shard
 
@@ -83,8 +83,8 @@ class Dispatch:
         count = sum(map(len, (batch.ready, batch.dead, batch.alone)))
         try:
             self._deliver_all(batch, did, now_ms)
-        except RecoveryRequired as failed:
-            # not if the content of some records was refused
+        except (JournalLost, Fenced, Refused) as failed:
+            # Kafka fences a producer whose transaction lasts too long. The size is not at fault if records were refused at once.
             if not isinstance(failed, Refused) or failed.is_timeout:
                 self.batch_limit.lower(count)
             raise

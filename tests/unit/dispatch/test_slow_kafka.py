@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blackbox.core.batch_limit import BatchLimit
-from blackbox.records.errors import JournalLost, RecoveryRequired, Refused
+from blackbox.records.errors import IndexLost, JournalLost, RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.request import Reason
 from tests.contract.held import NOW_MS
@@ -48,9 +48,10 @@ def test_everything_is_delivered_in_smaller_batches(
     [
         (Refused({0: LATE}), 4),
         (JournalLost("2 records were not acknowledged within 20 s"), 4),
+        (IndexLost("Redis does not answer"), 20),
         (Refused({0: (Reason.UNKNOWN_TOPIC, "orders: it does not exist")}), 20),
     ],
-    ids=["timed out", "not acknowledged", "refused at once"],
+    ids=["timed out", "not acknowledged", "Redis", "refused at once"],
 )
 def test_a_batch_that_took_too_long_is_halved(
     pend: Pend, make: Make, writer: FakeWriter, failure: Exception, limit_then: int
