@@ -20,7 +20,7 @@ from blackbox.core.refused_batch import postpone_refused
 from blackbox.core.settlement import Settlement
 from blackbox.core.triage import Triage
 from blackbox.records.entry import Entry
-from blackbox.records.errors import Fenced, IndexFull, JournalLost, Refused, TooEarly
+from blackbox.records.errors import IndexFull, NotInTime, Refused, TooEarly
 from blackbox.records.outgoing import Refusal
 from blackbox.records.request import Shard
 
@@ -83,13 +83,16 @@ class Dispatch:
         count = sum(map(len, (batch.ready, batch.dead, batch.alone)))
         try:
             self._deliver_all(batch, did, now_ms)
-        except (JournalLost, Fenced, Refused) as failed:
-            # Kafka fences a producer whose transaction lasts too long. The size is not at fault if records were refused at once.
-            if not isinstance(failed, Refused) or failed.is_timeout:
-                self.batch_limit.lower(count)
+        except (NotInTime, Refused) as failed:
+            if isinstance(failed, NotInTime) or failed.is_timeout:
+                self.batch_limit.shrink(count)
+                logger.warning(
+                    "%s: Kafka did not take a batch of %d requests in time; the next one has %d at most",
+                    self.shard, count, self.batch_limit.now,
+                )  # fmt: skip
             raise
-        if did.is_full and did.due_ms:
-            self.batch_limit.rise()
+        if did.is_full:
+            self.batch_limit.grow()
         rates = self.triage.rates
         if rates and not rates.limited().keys().isdisjoint(self.index.parked().values()):
             turn_ms = next_turn_ms(self.shard, now_ms)

@@ -115,9 +115,9 @@ class IndexPreparation:
 
     def _check_earlier(self, ours: Binding) -> None:
         """Check that an index that counts as empty may be emptied: it may be the only place of its requests."""
-        if self.index.binding_of_earlier is not None:
+        if self.index.earlier_binding is not None:
             try:
-                check_binding(self.shard, self.index.binding_of_earlier, ours)
+                check_binding(self.shard, self.index.earlier_binding, ours)
             except ForeignIndex as foreign:
                 raise type(foreign)(
                     f"{foreign}. An earlier version of blackbox wrote this index: rebind it with "

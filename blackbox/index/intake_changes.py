@@ -112,8 +112,9 @@ class IntakeChanges(Lookups):
             raise ForeignIndex(f"{self.shard}: the index belongs to another topic of this name")
         gap = Gap() if state[4] is None else Gap(*orjson.loads(state[4]))
         tail = None if state[5] is None else Tail(*orjson.loads(state[5]))
-        *counts, renewed = state[7:]
-        known_from, cold, largest, judged, verdicts_below = (int(n or 0) for n in counts)
+        known_from, cold, largest, judged, verdicts_below, renewed = (
+            int(n or 0) for n in state[7:]
+        )
         named = self.named(touched.ids)
         theirs = {one.caller_id for one in named.values() if one.caller_id is not None}
         holders = self.holders([*touched.caller_ids, *theirs.difference(touched.caller_ids)])
@@ -131,9 +132,7 @@ class IntakeChanges(Lookups):
             named, judged, verdicts_below,
             frozenset(self._scores(self._keys.ignored, with_verdicts)), gap,
             frozenset(self._scores(self._keys.early, touched.conditional if touched.replaced else ())),
-            self._scores(self._keys.ended, touched.origins), bool(cold),
-            # an index that was begun by a version without the field: any of them
-            positions.requests if renewed is None else int(renewed), tail=tail,
+            self._scores(self._keys.ended, touched.origins), bool(cold), renewed, tail=tail,
             doubtful=claims_of(state[6]).keys(),
             topic_id=None if state[3] is None else state[3].decode(),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from blackbox.index.keys import SENTINEL
 from blackbox.index.lookups import Lookups
 from blackbox.index.packed_commands import by_score
 from blackbox.index.refused_bitmaps import segment_of
-from blackbox.index.stored_fields import FORMAT, claims_of, positions_of, stretch_of
+from blackbox.index.stored_fields import FORMAT, OLDER, claims_of, positions_of, stretch_of
 from blackbox.index.when_full import SeenState
 from blackbox.records.errors import PositionsMoved
 from blackbox.records.receipt import Mark
@@ -24,8 +24,8 @@ from blackbox.records.receipt import Mark
 class OpeningChanges(Lookups):
     """The changes of recovery and `rebind`; if another process stores anything during that time, they start again."""
 
-    binding_of_earlier: Binding | None = None
-    """What an index belongs to that counts as empty, because an earlier version wrote it."""
+    earlier_binding: Binding | None = None
+    """The binding of an index that counts as empty because an earlier version wrote it."""
 
     def load(self) -> IndexMetadata | None:
         """Read what the index says of itself, and take its positions as last seen; None: it is empty.
@@ -44,7 +44,7 @@ class OpeningChanges(Lookups):
             expected = state[-len(self._expected) :]
             token, *bound, rebuild, mark, tail, unknown, gone, doubtful = state[2 : -len(expected)]
             binding = None if bound[1] is None else Binding(*((b or b"").decode() for b in bound))
-            self.binding_of_earlier = binding if found is None else None
+            self.earlier_binding = binding if state[0] in OLDER else None
             if found is None:
                 return None
             self.positions = found
@@ -88,8 +88,6 @@ class OpeningChanges(Lookups):
                 positions.requests,
                 b"verdicts_below",
                 verdicts_below,
-                b"renewed",
-                0,
             ]
             about += (b"judged", judged)
             if mark is not None:

@@ -13,9 +13,9 @@ from blackbox.records.errors import ForeignIndex
 from blackbox.records.receipt import Claim
 from blackbox.records.request import Shard
 
-FORMAT = b"9"
+FORMAT = b"10"
 # Formats of earlier versions: such an index is emptied, and rebuilt from the journals.
-OLDER = (b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8")
+OLDER = (b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9")
 
 
 def positions_of(

@@ -18,7 +18,7 @@ from blackbox.journal.kafka_access import (
 from blackbox.journal.refusals import REASONS_BY_ERROR, reason_of
 from blackbox.journal.topics import receipts_topic
 from blackbox.journal.transactions import SETTLE_S, Transactions
-from blackbox.records.errors import JournalLost, RecoveryRequired, Refused, TooEarly
+from blackbox.records.errors import JournalLost, NotInTime, RecoveryRequired, Refused, TooEarly
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.receipt import Places, Receipt, encode
 from blackbox.records.request import Reason, Shard
@@ -110,7 +110,7 @@ class ShardWriter:
         """
         left = self._flush_unless(hopeless)
         if left and not self._is_spoiled:
-            raise JournalLost(
+            raise NotInTime(
                 f"{self._shard}: {left} records were not acknowledged within {SETTLE_S} s"
             )
         self._check_places()
@@ -132,7 +132,8 @@ class ShardWriter:
             raise journal_error(KafkaException(others[0]), f"{self._shard}: cannot produce")
         if self._exactly_once:
             self._transactions.abort()
-            raise Refused(suspects)
+            codes = {error.code() for error in self._failed.values()}
+            raise Refused(suspects, is_timeout=KafkaError._MSG_TIMED_OUT in codes)
         return suspects
 
     @property
@@ -203,7 +204,7 @@ class ShardWriter:
             self._check_places()
             what = f"{self._shard}: the receipt was not acknowledged"
             if _RECEIPT not in self._failed:
-                raise JournalLost(f"{what} within {SETTLE_S} s")
+                raise NotInTime(f"{what} within {SETTLE_S} s")
             raise journal_error(KafkaException(self._failed[_RECEIPT]), what, needs)
         [[(_, offset)]] = places.values()
         self._check_alone(offset, is_first=receipt.barrier)

@@ -89,7 +89,8 @@ class Decider:
 
     def decide(self, index: ShardIndex) -> Decision:
         shard, kept = index.shard, index.load()
-        if kept is None and index.binding_of_earlier not in (None, self.ours):
+        earlier = index.earlier_binding
+        if kept is None and earlier is not None and earlier[1:] != self.ours[1:]:
             raise ForeignIndex(
                 f"{shard}: an earlier version of blackbox wrote this index: rebind it with that "
                 "version, or delete its keys in Redis if its requests are not needed"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from blackbox.records.request import Reason
-
 
 class RecoveryRequired(Exception):
     """A shard's state is not what its owner last saw, or its outcome is unknown: stop and recover."""
@@ -23,6 +21,10 @@ class IndexLost(RecoveryRequired):
 
 class JournalLost(RecoveryRequired):
     """Kafka did not answer in time or refused; what was under way has an unknown outcome."""
+
+
+class NotInTime(JournalLost):
+    """Kafka did not acknowledge everything in time, perhaps because it is too much for the connection."""
 
 
 class RecordsRemoved(JournalLost):
@@ -57,20 +59,17 @@ class TooEarly(Exception):
 class Refused(RecoveryRequired):
     """Some of a transaction's records cannot be written, and all of it was aborted.
 
-    `suspects` maps the offset of the request of each such record to (reason word, detail).
+    `suspects` maps the offset of the request of each such record to (reason word, detail). `is_timeout`: the
+    brokers did not take some of them in time.
     """
 
-    def __init__(self, suspects: dict[int, tuple[str, str]]) -> None:
+    def __init__(self, suspects: dict[int, tuple[str, str]], *, is_timeout: bool = False) -> None:
         _, detail = next(iter(suspects.values()), ("", "no reason was reported"))
         super().__init__(
             f"{len(suspects)} records could not be written, the transaction was aborted: {detail}"
         )
         self.suspects = suspects
-
-    @property
-    def is_timeout(self) -> bool:
-        """Whether the brokers did not take some of them in time."""
-        return any(reason == Reason.UNREACHABLE for reason, _ in self.suspects.values())
+        self.is_timeout = is_timeout
 
 
 # not RecoveryRequired: another opening would find no more room

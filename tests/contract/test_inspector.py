@@ -199,13 +199,13 @@ def test_a_full_redis_still_answers(tmp_path: Path) -> None:
 
 
 def test_an_index_of_another_version_is_not_read(inspector: Inspector, client: redis.Redis) -> None:
-    client.hset(PREFIX + "state", mapping={"format": "10", "requests": "1", "receipts": "1"})
+    client.hset(PREFIX + "state", mapping={"format": "11", "requests": "1", "receipts": "1"})
     with pytest.raises(
-        ForeignIndex, match="of TB-3 in Redis has format '10', but this version reads 9"
+        ForeignIndex, match="of TB-3 in Redis has format '11', but this version reads 10"
     ):
         inspector.shard_stats(SHARD, NOW_MS)
     with pytest.raises(
-        ForeignIndex, match="of TB-3 in Redis has format '10', but this version reads 9"
+        ForeignIndex, match="of TB-3 in Redis has format '11', but this version reads 10"
     ):
         inspector.positions(SHARD)
 

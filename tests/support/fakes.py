@@ -210,7 +210,8 @@ class FakeWriter:
         too_large = [(o, self._answer(o, waiting)) for o, _ in waiting]
         self.crowded |= {o.topic for o, why in too_large if why and why[0] == Reason.TOO_LARGE}
         if failed and self.exactly_once:
-            raise Refused(failed)
+            late = any(why[0] == Reason.UNREACHABLE for why in failed.values())
+            raise Refused(failed, is_timeout=late)
         taken = [(o, places) for o, places in waiting if o.offset not in failed]
         for outgoing, places in taken:
             at = f"{outgoing.topic}/{max(0, outgoing.partition)}"

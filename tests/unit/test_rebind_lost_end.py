@@ -40,7 +40,7 @@ def read_up_to(record: Record, epoch: int) -> IndexMetadata:
 
 
 def decision(journal: FakeJournal, kept: IndexMetadata | None) -> Decision:
-    index: Any = SimpleNamespace(shard=Shard("TB", 0), load=lambda: kept, binding_of_earlier=None)
+    index: Any = SimpleNamespace(shard=Shard("TB", 0), load=lambda: kept, earlier_binding=None)
     return Decider(OURS, 1, 1, lambda partition: cast(Any, journal)).decide(index)
 
 

@@ -986,7 +986,7 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "                self.batch_limit.lower(count)\n",
+                "                self.batch_limit.shrink(count)\n",
                 "                pass\n",
             ),
         ),
@@ -998,7 +998,7 @@ BUGS = (
         (
             Change(
                 "core/dispatch.py",
-                "            self.batch_limit.rise()\n",
+                "            self.batch_limit.grow()\n",
                 "            pass\n",
             ),
         ),
@@ -1018,7 +1018,7 @@ BUGS = (
     ),
     Bug(
         "earlier-version-of-another-topic",
-        "An index of an earlier version is emptied, although it belongs to another topic, cluster or group.",
+        "An index of an earlier version is emptied, although it belongs to another topic, other receipts or another group.",
         (Change("core/index_preparation.py", "            self._check_earlier(binding)\n", ""),),
         (),
     ),

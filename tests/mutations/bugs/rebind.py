@@ -468,7 +468,7 @@ BUGS = (
         (
             Change(
                 "rebind/decision.py",
-                "        if kept is None and index.binding_of_earlier not in (None, self.ours):\n",
+                "        if kept is None and earlier is not None and earlier[1:] != self.ours[1:]:\n",
                 "        if False:\n",
             ),
         ),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from blackbox.core.batch_limit import BatchLimit
-from blackbox.records.errors import IndexLost, JournalLost, RecoveryRequired, Refused
+from blackbox.records.errors import IndexLost, JournalLost, NotInTime, RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.request import Reason
 from tests.contract.held import NOW_MS
 from tests.support.fakes import FakeWriter
-from tests.unit.dispatch.entries import Make, Pend, to
+from tests.unit.dispatch.entries import Make, Pend, invalid, to
 
 LATE = Reason.UNREACHABLE, "orders: Local: Message timed out"
 GIVEN_UP_MS = 16_000
@@ -46,12 +46,14 @@ def test_everything_is_delivered_in_smaller_batches(
 @pytest.mark.parametrize(
     ("failure", "limit_then"),
     [
-        (Refused({0: LATE}), 4),
-        (JournalLost("2 records were not acknowledged within 20 s"), 4),
+        (Refused({0: LATE}, is_timeout=True), 4),
+        (NotInTime("2 records were not acknowledged within 20 s"), 4),
+        (JournalLost("the leader of orders is not known"), 20),
+        (Refused({0: LATE}), 20),
         (IndexLost("Redis does not answer"), 20),
         (Refused({0: (Reason.UNKNOWN_TOPIC, "orders: it does not exist")}), 20),
     ],
-    ids=["timed out", "not acknowledged", "Redis", "refused at once"],
+    ids=["timed out", "not acknowledged", "Kafka", "no leader", "Redis", "refused at once"],
 )
 def test_a_batch_that_took_too_long_is_halved(
     pend: Pend, make: Make, writer: FakeWriter, failure: Exception, limit_then: int
@@ -67,8 +69,39 @@ def test_a_batch_that_took_too_long_is_halved(
 def test_full_batches_become_larger_again(pend: Pend, make: Make, writer: FakeWriter) -> None:
     pend(*(to("orders", NOW_MS - 5) for _ in range(200)))
     limit = BatchLimit(20)
-    limit.lower(2)
+    limit.shrink(2)
     dispatch = make(batch_limit=limit)
     while len(writer.committed) < 200:
         dispatch.tick(NOW_MS)
     assert limit.now == limit.most == 20
+
+
+def test_batches_of_dead_letters_become_larger_again(
+    pend: Pend, make: Make, writer: FakeWriter
+) -> None:
+    pend(*(invalid() for _ in range(200)))
+    limit = BatchLimit(20)
+    limit.shrink(2)
+    dispatch = make(batch_limit=limit)
+    while len(writer.committed) < 200:
+        dispatch.tick(NOW_MS)
+    assert limit.now == limit.most == 20
+
+
+def test_one_request_alone_says_nothing_of_the_size_of_a_batch() -> None:
+    limit = BatchLimit(20)
+    limit.shrink(1)
+    limit.shrink(0)
+    assert limit.now == 20
+
+
+def test_a_limit_grows_slowly_only_where_a_batch_was_too_large() -> None:
+    limit = BatchLimit(1000)
+    limit.shrink(100)
+    sizes = [limit.now]
+    while limit.now < limit.most:
+        limit.grow()
+        sizes.append(limit.now)
+    assert sizes[:3] == [50, 57, 65]
+    assert sizes[-1] - sizes[-2] > 100
+    assert len(sizes) < 12
