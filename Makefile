@@ -34,10 +34,10 @@ install: .venv/installed  ## A .venv with everything, pinned by constraints.txt
 demo: install  ## Real Kafka, real Redis, 10,000 delayed messages and a verdict
 	@$(BIN)/blackbox demo
 
-quick: .venv/archives  ## The tests of parts, which start no service (two minutes)
+quick: .venv/archives  ## The tests of parts, which start no service (a minute)
 	$(TESTS) tests/unit tests/contract
 
-test: .venv/archives  ## The tests, on real servers that they start themselves (about 15 minutes on two cores)
+test: .venv/archives  ## The tests, on real servers that they start themselves (about ten minutes on two cores)
 	$(TESTS)
 
 proof: .venv/archives  ## Every test, also those that take long, and docs/proof.md (more than an hour)
