@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blackbox.core.batch_limit import BatchLimit
+from blackbox.records.entry import Entry
 from blackbox.records.errors import IndexLost, JournalLost, NotInTime, RecoveryRequired, Refused
 from blackbox.records.outgoing import Outgoing, Refusal
 from blackbox.records.request import Reason
@@ -66,20 +67,13 @@ def test_a_batch_that_took_too_long_is_halved(
     assert dispatch.batch_limit.now == limit_then
 
 
-def test_full_batches_become_larger_again(pend: Pend, make: Make, writer: FakeWriter) -> None:
-    pend(*(to("orders", NOW_MS - 5) for _ in range(200)))
-    limit = BatchLimit(20)
-    limit.shrink(2)
-    dispatch = make(batch_limit=limit)
-    while len(writer.committed) < 200:
-        dispatch.tick(NOW_MS)
-    assert limit.now == limit.most == 20
-
-
-def test_batches_of_dead_letters_become_larger_again(
-    pend: Pend, make: Make, writer: FakeWriter
+@pytest.mark.parametrize(
+    "due", [to("orders", NOW_MS - 5), invalid()], ids=["messages", "dead letters"]
+)
+def test_full_batches_become_larger_again(
+    pend: Pend, make: Make, writer: FakeWriter, due: Entry
 ) -> None:
-    pend(*(invalid() for _ in range(200)))
+    pend(*[due] * 200)
     limit = BatchLimit(20)
     limit.shrink(2)
     dispatch = make(batch_limit=limit)
